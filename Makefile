@@ -1,0 +1,47 @@
+# Everything runs in a virtual environment that is made on first use; only Python 3.11+ and make are needed.
+PYTHON ?= python3
+VENV ?= .venv
+# For an index that has the CPU build of torch: make demo PIP_FLAGS="--extra-index-url <url>"
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check test-all chaos format clean
+
+help:
+	@echo "make demo      set up, then train through real disasters and prove the result bit-identical"
+	@echo "make test      set up, then pass the tests"
+	@echo "make check     lint, types, layers"
+	@echo "make test-all  the tests and the long ones"
+	@echo "make chaos     only the long ones: 200 real kills and more"
+	@echo "make format    format the code"
+	@echo "make clean     remove what the other targets made"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python demo/run_demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not chaos"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-all: test chaos
+
+chaos: $(READY)
+	$(BIN)/python -m pytest -m chaos --timeout 3600
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,68 @@
+"""Training runs that survive anything, resume bit for bit, and prove it.
+
+import unbroken
+
+with unbroken.Run("runs/digits", model=model, optimizer=optimizer) as run:
+    for epoch in run.epochs(20):
+        for batch in run.batches(loader):
+            run.step(loss=train_step(batch))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are loaded when they are first used: the command line must start without the library.
+_HOMES = {
+    "Run": "unbroken.training.run",
+    "EverySteps": "unbroken.training.save_policy",
+    "EveryEpochs": "unbroken.training.save_policy",
+    "EveryMinutes": "unbroken.training.save_policy",
+    "KeepLast": "unbroken.checkpoint.retention",
+    "KeepBest": "unbroken.checkpoint.retention",
+    "KeepEverySteps": "unbroken.checkpoint.retention",
+    "KeepHourly": "unbroken.checkpoint.retention",
+    "CheckpointStore": "unbroken.checkpoint.store",
+    "Storage": "unbroken.storage.base",
+    "StateHandler": "unbroken.state.handlers",
+    "UnbrokenError": "unbroken.errors",
+}
+
+__all__ = [  # the public surface; a test pins it
+    "CheckpointStore",
+    "EveryEpochs",
+    "EveryMinutes",
+    "EverySteps",
+    "KeepBest",
+    "KeepEverySteps",
+    "KeepHourly",
+    "KeepLast",
+    "Run",
+    "StateHandler",
+    "Storage",
+    "UnbrokenError",
+    "__version__",
+]
+
+if TYPE_CHECKING:
+    from unbroken.checkpoint.retention import KeepBest, KeepEverySteps, KeepHourly, KeepLast
+    from unbroken.checkpoint.store import CheckpointStore
+    from unbroken.errors import UnbrokenError
+    from unbroken.state.handlers import StateHandler
+    from unbroken.storage.base import Storage
+    from unbroken.training.run import Run
+    from unbroken.training.save_policy import EveryEpochs, EveryMinutes, EverySteps
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unbroken' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Committed, immutable states on a storage: format, writing, reading, verification, retention."""

@@ -1,0 +1,118 @@
+"""The manifest: what a checkpoint holds, where each byte lies, and the digest it must have.
+
+The document is docs/format.md. The bytes of manifest.json are what its digest is of: a manifest is
+never re-encoded, so no question of a canonical form arises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from unbroken.errors import DamagedError, FormatVersionError
+
+FORMAT = "unbroken-checkpoint"
+FORMAT_VERSION = 1
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor: `offset` is from the start of the shard, `aliases` are further paths to it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    size_bytes: int
+    digest: str
+    aliases: tuple[str, ...] = ()
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One safetensors file. Its header and its tensors together are all of its bytes."""
+
+    size_bytes: int
+    header_bytes: int
+    header_digest: str
+
+
+class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One part: the handler that took it out, the class it was of, its state as tagged JSON."""
+
+    handler: str
+    type: str
+    state: Any
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """Where training stood.
+
+    `epoch` counts from 0. `inside_epoch` tells whether the body of that epoch was left unfinished;
+    if not, the epoch is the next one to begin. `loaders` is the tagged state of each data loader.
+    """
+
+    epoch: int
+    inside_epoch: bool
+    loaders: Any
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All of manifest.json but the tensors' bytes. `metrics`, `config`, `environment` are tagged JSON."""
+
+    format: str
+    format_version: int
+    run_id: str
+    step: int
+    revision: int
+    attempt: int
+    created: str
+    parent: str | None
+    digest_algorithm: str
+    position: Position
+    metrics: dict[str, Any]
+    config: Any
+    environment: dict[str, Any]
+    parts: dict[str, PartEntry]
+    shards: dict[str, ShardEntry]
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all shards."""
+        return sum(shard.size_bytes for shard in self.shards.values())
+
+
+class _Header(msgspec.Struct):
+    format: str
+    format_version: int
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of manifest.json, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes | bytearray, where: str) -> Manifest:
+    """Return the manifest in `data`; `where` is named in errors.
+
+    Raises:
+        DamagedError: the bytes are no manifest.
+        FormatVersionError: a newer release wrote it.
+    """
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.format != FORMAT:
+            raise DamagedError(
+                f"{where}: expected format {FORMAT!r}, found {header.format!r}",
+                hint="this is no checkpoint of unbroken; move it away",
+            )
+        if header.format_version > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"{where}: expected format version {FORMAT_VERSION} or older, found {header.format_version}",
+                hint="install the release of unbroken that wrote it, or a newer one",
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedError(
+            f"{where}: expected a manifest, found {error}", hint="use another checkpoint"
+        ) from error

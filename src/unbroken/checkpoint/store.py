@@ -1,0 +1,197 @@
+"""The checkpoints of one run: list, load, save, quarantine, prune, sweep."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.reader import read_manifest, read_tensors
+from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
+from unbroken.checkpoint.snapshot import Snapshot
+from unbroken.checkpoint.verify import Verification, verify_checkpoint
+from unbroken.checkpoint.writer import write_checkpoint
+from unbroken.errors import CheckpointNotFoundError, DamagedError, UnbrokenError
+from unbroken.rundir import layout
+from unbroken.rundir.journal import number
+from unbroken.state.tensors import HostTensor
+from unbroken.state.tree import Decoder
+from unbroken.storage.base import Storage
+from unbroken.storage.local import LocalStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint; its manifest was verified when this object was made."""
+
+    storage: Storage
+    name: str
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    def load(self) -> dict[str, Any]:
+        """Return `part -> state` as plain values, without any framework; every byte is verified.
+
+        Tensors are `HostTensor`: dtype, shape and bytes. Raises DamagedError.
+        """
+        tensors = self.load_tensors()
+        decoder = Decoder(tensors.__getitem__)
+        return {part: decoder.decode(entry.state) for part, entry in self.manifest.parts.items()}
+
+    def load_tensors(self) -> dict[str, HostTensor]:
+        """Return `path -> tensor` for all tensors, each verified. Raises DamagedError."""
+        return read_tensors(self.storage, self._tree, self.manifest)
+
+    def verify(self) -> Verification:
+        """Read everything and report all that is damaged."""
+        return verify_checkpoint(self.storage, self._tree)
+
+    @property
+    def _tree(self) -> str:
+        return f"{layout.CHECKPOINTS}/{self.name}"
+
+
+class CheckpointStore:
+    """The checkpoints of the run in `directory`, or in a storage of another kind.
+
+    CheckpointStore("runs/digits").latest().load()["model"]
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | Storage) -> None:
+        self.storage: Storage = directory if isinstance(directory, Storage) else LocalStorage(directory)
+
+    def names(self) -> list[str]:
+        """Return the names of all committed checkpoints, oldest first, damaged ones included."""
+        found = [(layout.parse_checkpoint_name(name), name) for name in self.storage.list(layout.CHECKPOINTS)]
+        return [name for _, name in sorted((order, name) for order, name in found if order is not None)]
+
+    def get(self, name: str) -> Checkpoint:
+        """Return the checkpoint `name`. Raises CheckpointNotFoundError, DamagedError, FormatVersionError."""
+        if name not in self.names():
+            known = ", ".join(self.names()[-3:]) or "none"
+            raise CheckpointNotFoundError(
+                f"{self.storage}: expected checkpoint {name!r}, found {known}",
+                hint="`unbroken ls` lists the checkpoints of a run",
+            )
+        return Checkpoint(self.storage, name, read_manifest(self.storage, f"{layout.CHECKPOINTS}/{name}"))
+
+    def latest(self) -> Checkpoint:
+        """Return the newest checkpoint whose manifest is intact.
+
+        Raises CheckpointNotFoundError when there is none, DamagedError when all are damaged.
+        """
+        damaged: DamagedError | None = None
+        for name in reversed(self.names()):
+            try:
+                return self.get(name)
+            except DamagedError as error:
+                damaged = damaged or error
+        if damaged is not None:
+            raise damaged
+        raise CheckpointNotFoundError(
+            f"{self.storage}: expected a checkpoint, found none", hint="start the run and let it save once"
+        )
+
+    def next_name(self, step: int) -> str:
+        """Return the name for a new checkpoint at `step`; states already saved there keep theirs."""
+        taken = [layout.parse_checkpoint_name(name) for name in self.names()]
+        revisions = [order[1] for order in taken if order is not None and order[0] == step]
+        return layout.checkpoint_name(step, max(revisions) + 1 if revisions else 0)
+
+    def save(self, snapshot: Snapshot, *, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
+        """Write and commit `snapshot`; see `write_checkpoint`."""
+        name = self.next_name(snapshot.description.step)
+        manifest = write_checkpoint(self.storage, snapshot, name, before_commit=before_commit)
+        return Checkpoint(self.storage, name, manifest)
+
+    def quarantine(self, name: str, reason: str) -> str:
+        """Set the checkpoint `name` aside, with the reason, and return its new key. Nothing is deleted."""
+        taken = set(self.storage.list(layout.QUARANTINE))
+        places = (name if count == 1 else f"{name}-{count}" for count in itertools.count(1))
+        target = f"{layout.QUARANTINE}/{next(place for place in places if place not in taken)}"
+        words = {"checkpoint": name, "reason": reason, "time": time.time()}
+        # The reason first: what stands in quarantine is never without one.
+        self.storage.write(f"{target}/{layout.QUARANTINE_REASON}", [json.dumps(words, indent=1).encode()])
+        self.storage.move(f"{layout.CHECKPOINTS}/{name}", f"{target}/{name}")
+        return target
+
+    def plan_prune(self, policies: Sequence[RetentionPolicy], *, run_id: str | None = None) -> RetentionPlan:
+        """Return what `prune` would do, and delete nothing.
+
+        Checkpoints that are damaged, or of another run than `run_id`, are kept: they are not ours to judge.
+        """
+        facts, protected = [], {}
+        for name in self.names():
+            try:
+                manifest = self.get(name).manifest
+            except UnbrokenError as error:
+                protected[name] = f"cannot be read: {error.message}"
+                continue
+            if run_id is not None and manifest.run_id != run_id:
+                protected[name] = f"belongs to run {manifest.run_id}"
+                continue
+            facts.append(_facts(name, manifest))
+        return plan_retention(facts, policies, protected=protected)
+
+    def prune(self, policies: Sequence[RetentionPolicy], *, run_id: str | None = None) -> RetentionPlan:
+        """Delete what no policy wants and return what was done.
+
+        The newest checkpoint is verified first: as long as it is not proved intact, an older one may
+        be the last good one, and nothing is deleted.
+        """
+        plan = self.plan_prune(policies, run_id=run_id)
+        newest = f"{layout.CHECKPOINTS}/{max(plan.kept, key=_order)}" if plan.pruned else ""
+        if newest and not verify_checkpoint(self.storage, newest).is_intact:
+            spared = dict.fromkeys(plan.pruned, "the newest checkpoint is damaged")
+            return RetentionPlan(kept={**spared, **plan.kept}, pruned={})
+        for name in plan.pruned:
+            self.storage.delete(f"{layout.CHECKPOINTS}/{name}")
+        return plan
+
+    def sweep(self) -> list[str]:
+        """Remove what interrupted saves and deletes left; only for the single writer of the run."""
+        left = [
+            name for name in self.storage.list(layout.CHECKPOINTS) if name.startswith(layout.STAGING_PREFIX)
+        ]
+        for name in left:
+            self.storage.delete(f"{layout.CHECKPOINTS}/{name}")
+        if isinstance(self.storage, LocalStorage):
+            left += self.storage.sweep(layout.CHECKPOINTS)
+        return left
+
+
+def newest_verified(directory: Path) -> str | None:
+    """Return the name of the newest checkpoint in `directory` that is intact to the last byte, or None."""
+    store = CheckpointStore(directory)
+    for name in reversed(store.names()):
+        if verify_checkpoint(store.storage, f"{layout.CHECKPOINTS}/{name}").is_intact:
+            return name
+    return None
+
+
+def _facts(name: str, manifest: Manifest) -> CheckpointFacts:
+    metrics = {key: number(_plain(value)) for key, value in manifest.metrics.items()}
+    return CheckpointFacts(
+        name=name,
+        step=manifest.step,
+        created=datetime.fromisoformat(manifest.created),
+        metrics={key: value for key, value in metrics.items() if value is not None},
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.get("$float") if isinstance(value, dict) else value
+
+
+def _order(name: str) -> tuple[int, int]:
+    return layout.parse_checkpoint_name(name) or (-1, 0)

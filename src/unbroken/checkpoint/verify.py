@@ -1,0 +1,104 @@
+"""Verification: is every byte of a checkpoint what was written? It reads, and repairs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unbroken.checkpoint.digest import digest
+from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry
+from unbroken.checkpoint.reader import check_layout, read_manifest
+from unbroken.errors import DamagedError
+from unbroken.rundir import layout
+from unbroken.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: the file, and what was expected and found."""
+
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was found in one checkpoint; no findings means that every byte is as it was written."""
+
+    name: str
+    files: int
+    tensors: int
+    size_bytes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.findings
+
+
+def verify_checkpoint(storage: Storage, tree: str) -> Verification:
+    """Read the whole checkpoint at key `tree` and report everything that is damaged.
+
+    Raises FormatVersionError for a newer format, StorageError when the storage itself fails.
+    """
+    name = tree.rpartition("/")[2]
+    try:
+        manifest = read_manifest(storage, tree)
+    except DamagedError as error:
+        return Verification(
+            name=name,
+            files=0,
+            tensors=0,
+            size_bytes=0,
+            findings=(Finding(file=layout.MANIFEST, problem=error.message),),
+        )
+    findings: list[Finding] = []
+    for file, shard in manifest.shards.items():
+        members = {path: entry for path, entry in manifest.tensors.items() if entry.file == file}
+        findings += _verify_shard(storage, f"{tree}/{file}", shard, members)
+    findings += _strangers(storage, tree, manifest)
+    return Verification(
+        name=name,
+        files=len(manifest.shards) + 2,
+        tensors=len(manifest.tensors),
+        size_bytes=manifest.size_bytes,
+        findings=tuple(findings),
+    )
+
+
+def _verify_shard(
+    storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]
+) -> list[Finding]:
+    file = key.rpartition("/")[2]
+    size = storage.size(key)
+    if size != shard.size_bytes:
+        found = "no file" if size is None else f"{size}"
+        return [Finding(file=file, problem=f"expected {shard.size_bytes} bytes, found {found}")]
+    try:
+        check_layout(key, shard, members, bytes(storage.read(key, 0, shard.header_bytes)))
+    except DamagedError as error:
+        return [Finding(file=file, problem=error.message.removeprefix(f"{key}: "))]
+    return [
+        Finding(file=file, problem=f"tensor {path}: its bytes are not those that were saved")
+        for path, entry in members.items()
+        if _digest_of(storage, key, entry) != entry.digest
+    ]
+
+
+def _digest_of(storage: Storage, key: str, entry: TensorEntry) -> str:
+    return digest(storage.read(key, entry.offset, entry.size_bytes))
+
+
+def _strangers(storage: Storage, tree: str, manifest: Manifest) -> list[Finding]:
+    known = {layout.MANIFEST, layout.MANIFEST_DIGEST, *manifest.shards}
+    return [
+        Finding(file=name, problem="the manifest does not know this file")
+        for name in storage.list(tree)
+        if name not in known
+    ]
+
+
+def describe(verification: Verification) -> str:
+    """Return one line that says what is damaged first, and how much more is."""
+    first = verification.findings[0]
+    more = f" (and {len(verification.findings) - 1} more)" if len(verification.findings) > 1 else ""
+    return f"{verification.name}/{first.file}: {first.problem}{more}"

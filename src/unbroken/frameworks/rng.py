@@ -1,0 +1,138 @@
+"""The random generators that a whole process shares: python's, numpy's, torch's on CPU and CUDA devices.
+
+States are plain values of a few kilobytes: the words of a generator are packed into `bytes`, little-endian,
+so that they are small and read the same everywhere. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from unbroken.errors import StateMismatchError
+
+_PYTHON_WORDS = struct.Struct("<625I")
+_LARGEST_PLAIN_INT = 2**63 - 1
+
+
+def capture_global_rng() -> dict[str, object]:
+    """Return the states of the process-wide generators, as plain values.
+
+    Always holds `python`; holds `numpy` and `torch` where the process has imported them, and `cuda`, one
+    state per device, where CUDA has been initialised. Nothing is imported and no device is woken up.
+    """
+    state: dict[str, object] = {"python": plain_python_state(random.getstate())}
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        # The legacy tuple form loses a cached normal draw; the dict form keeps it.
+        state["numpy"] = plain_numpy_state(numpy.random.get_state(legacy=False))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        state["torch"] = plain_torch_state(torch.get_rng_state())
+        if torch.cuda.is_initialized():
+            state["cuda"] = tuple(plain_torch_state(device) for device in torch.cuda.get_rng_state_all())
+    return state
+
+
+def restore_global_rng(state: Mapping[str, object]) -> None:
+    """Put the process-wide generators into `state`, which `capture_global_rng` returned, here or elsewhere.
+
+    A library that `state` names is imported if need be: an import made later would not disturb the generator,
+    but it could not be set now either.
+
+    Raises:
+        StateMismatchError: a library or device of `state` is missing here, or one is in use here of whose
+            generator `state` knows nothing. Nothing was changed.
+    """
+    problems = _differences(state)
+    if problems:
+        raise StateMismatchError(
+            "random generators: " + "; ".join(problems),
+            hint="resume with the libraries and devices of the original run, or start a new run directory",
+        )
+    random.setstate(python_state(state["python"]))
+    if "numpy" in state:
+        numpy: Any = importlib.import_module("numpy")
+        numpy.random.set_state(numpy_state(state["numpy"]))
+    if "torch" in state:
+        torch: Any = importlib.import_module("torch")
+        torch.set_rng_state(torch_state(state["torch"]))
+        for device, device_state in enumerate(_devices(state)):
+            torch.cuda.set_rng_state(torch_state(device_state), device)
+
+
+def _differences(state: Mapping[str, object]) -> list[str]:
+    problems = []
+    for library in ("numpy", "torch"):
+        if library in state and importlib.util.find_spec(library) is None:
+            problems.append(f"the state has {library}'s, but {library} is not installed here")
+        if library not in state and library in sys.modules:
+            problems.append(f"{library} is imported here, but the state has no generator of {library}")
+    torch: Any = sys.modules.get("torch")
+    if "cuda" in state:
+        available = 0 if torch is None else torch.cuda.device_count()
+        if available != len(_devices(state)):
+            problems.append(f"the state has {len(_devices(state))} CUDA devices, there are {available} here")
+    elif torch is not None and torch.cuda.is_initialized():
+        problems.append("CUDA is in use here, but the state has no generator of a CUDA device")
+    return problems
+
+
+def _devices(state: Mapping[str, object]) -> Sequence[object]:
+    return cast("Sequence[object]", state.get("cuda", ()))
+
+
+def plain_python_state(state: tuple[Any, ...]) -> dict[str, object]:
+    """Return what `random.Random.getstate` gave as plain values."""
+    version, words, gauss = state
+    return {"version": version, "words": _PYTHON_WORDS.pack(*words), "gauss": gauss}
+
+
+def python_state(plain: object) -> tuple[Any, ...]:
+    """Return the argument of `random.Random.setstate` for a state made plain by `plain_python_state`."""
+    fields = cast("Mapping[str, Any]", plain)
+    return (fields["version"], _PYTHON_WORDS.unpack(fields["words"]), fields["gauss"])
+
+
+def plain_numpy_state(value: Any) -> object:
+    """Return the state of a numpy bit generator, a nested dict of numbers and arrays, as plain values."""
+    if isinstance(value, dict):
+        return {key: plain_numpy_state(item) for key, item in value.items()}
+    if hasattr(value, "dtype") and value.ndim:
+        kind = value.dtype.newbyteorder("<")
+        return {"dtype": kind.str, "words": value.astype(kind).tobytes()}
+    if isinstance(value, (str, float)):
+        return value
+    number = int(value)
+    # PCG64 counts in 128 bits, more than most formats hold in a number.
+    return number if abs(number) <= _LARGEST_PLAIN_INT else {"hex": hex(number)}
+
+
+def numpy_state(plain: object) -> Any:
+    """Return the state that numpy takes for one made plain by `plain_numpy_state`."""
+    if not isinstance(plain, dict):
+        return plain
+    if plain.keys() == {"hex"}:
+        return int(plain["hex"], 16)
+    if plain.keys() == {"dtype", "words"}:
+        numpy: Any = importlib.import_module("numpy")
+        words = numpy.frombuffer(plain["words"], dtype=plain["dtype"])
+        return words.astype(words.dtype.newbyteorder("="))
+    return {key: numpy_state(item) for key, item in plain.items()}
+
+
+def plain_torch_state(state: Any) -> bytes:
+    """Return the state tensor of a torch generator as bytes."""
+    return cast("bytes", state.numpy().tobytes())
+
+
+def torch_state(plain: object) -> Any:
+    """Return the state tensor that torch takes for one made plain by `plain_torch_state`."""
+    torch: Any = importlib.import_module("torch")
+    # A copy: torch warns about tensors over memory that may not be written.
+    return torch.frombuffer(bytearray(cast("bytes", plain)), dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""PyTorch: tensors, modules, optimizers, schedulers, data loaders."""

@@ -1,0 +1,137 @@
+"""Optimizers: state kept by the *names* of parameters, in the dtypes it had.
+
+`Optimizer.load_state_dict` maps by position and casts to the parameter's dtype; both lose exactness
+without a word (equal shapes in another order, 32-bit moments of a 16-bit parameter). So state is put
+into `optimizer.state` and `optimizer.param_groups` directly, the two documented attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from unbroken.frameworks.torch.modules import parameter_names
+from unbroken.state.handlers import ORDER_OPTIMIZER
+
+
+class OptimizerHandler:
+    """`torch.optim.Optimizer`; `parts` is where the names of its parameters come from."""
+
+    name = "torch.optimizer"
+    order = ORDER_OPTIMIZER
+
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._parts = parts
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, torch.optim.Optimizer)
+
+    def state(self, value: Any) -> object:
+        names = self._names(value)
+        return {
+            "class": class_name(value),
+            "groups": [
+                {
+                    "params": [names[id(parameter)] for parameter in group["params"]],
+                    "options": {key: item for key, item in group.items() if key not in _NOT_OPTIONS},
+                }
+                for group in value.param_groups
+            ],
+            "state": {
+                names[id(parameter)]: dict(value.state[parameter])
+                for group in value.param_groups
+                for parameter in group["params"]
+                if parameter in value.state
+            },
+        }
+
+    def differences(self, value: Any, state: Any) -> list[str]:
+        live: Any = self.state(value)
+        if live["class"] != state["class"]:
+            return [f"class {live['class']}, the checkpoint has class {state['class']}"]
+        if len(live["groups"]) != len(state["groups"]):
+            return [f"{len(live['groups'])} parameter groups, the checkpoint has {len(state['groups'])}"]
+        found = []
+        for index, (mine, saved) in enumerate(zip(live["groups"], state["groups"], strict=True)):
+            found += _group_differences(index, mine, saved)
+        return found
+
+    def restore(self, value: Any, state: Any) -> None:
+        by_name = {
+            name: parameter
+            for parameter, name in zip(_all_parameters(value), self._ordered_names(value), strict=True)
+        }
+        for group, saved in zip(value.param_groups, state["groups"], strict=True):
+            # The saved order of parameters is part of the state: updates may be summed in it.
+            group["params"] = [by_name[name] for name in saved["params"]]
+            for key, item in saved["options"].items():
+                group[key] = _place_option(item, group.get(key))
+        value.state.clear()
+        for name, entries in state["state"].items():
+            parameter = by_name[name]
+            value.state[parameter] = {
+                key: _place(key, item, parameter, value) for key, item in entries.items()
+            }
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+        names = parameter_names(self._parts)
+        for group_index, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                # A parameter of no module part has only its place to be known by.
+                names.setdefault(id(parameter), f"group{group_index}.{index}")
+        return names
+
+    def _ordered_names(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        names = self._names(optimizer)
+        return [names[id(parameter)] for parameter in _all_parameters(optimizer)]
+
+
+# `param_names` is a copy of names that torch keeps for its own loader.
+_NOT_OPTIONS = {"params", "param_names"}
+
+
+def class_name(value: object) -> str:
+    """Return the full name of the class of `value`."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _all_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    mine, theirs = set(live["params"]), set(saved["params"])
+    found = [f"group {index}: the checkpoint lacks parameter {name}" for name in sorted(mine - theirs)]
+    found += [f"group {index}: the optimizer lacks parameter {name}" for name in sorted(theirs - mine)]
+    unknown = set(saved["options"]) - set(live["options"])
+    # initial_lr is written by schedulers, which may not have been built in the same order.
+    found += [f"group {index}: the optimizer lacks option {key}" for key in sorted(unknown - {"initial_lr"})]
+    return found
+
+
+def _place(key: str, item: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
+    """Return a state entry on the device where the optimizer would have made it, in its own dtype."""
+    if isinstance(item, list):
+        return [_place(key, element, parameter, optimizer) for element in item]
+    if not isinstance(item, torch.Tensor):
+        return item
+    if key == "step" and not _steps_on_device(parameter, optimizer):
+        return item.clone()
+    return item.to(device=parameter.device, copy=True)
+
+
+def _steps_on_device(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> bool:
+    """Only the capturable and fused flavours keep the step count beside the parameter."""
+    for group in optimizer.param_groups:
+        if any(parameter is member for member in group["params"]):
+            return bool(group.get("capturable") or group.get("fused"))
+    return False
+
+
+def _place_option(item: Any, live: Any) -> Any:
+    """Return an option of a group; one that is a tensor (a capturable lr) keeps its identity."""
+    if isinstance(live, torch.Tensor) and isinstance(item, torch.Tensor) and live.shape == item.shape:
+        return live.copy_(item)
+    return item

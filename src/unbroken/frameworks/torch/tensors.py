@@ -1,0 +1,151 @@
+"""Torch tensors, dtypes, devices and sizes as leaves of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from unbroken.errors import UnsupportedStateError
+from unbroken.state.handlers import ORDER_VALUE
+from unbroken.state.tensors import HostTensor
+from unbroken.state.tree import Json
+
+_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# A loaded tensor up to this size gets memory of its own: a view would keep its whole shard alive.
+_CLONE_BYTES = 1 << 20
+
+
+class TorchTensor:
+    """A live tensor as a source of bytes, wherever it lies and however it is strided."""
+
+    __slots__ = ("_tensor", "dtype", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        _refuse_unkeepable(tensor)
+        self._tensor = tensor.detach()
+        self.dtype = _NAMES[tensor.dtype]
+        self.shape = tuple(tensor.shape)
+
+    @property
+    def identity(self) -> Hashable | None:
+        tensor = self._tensor
+        if not tensor.numel():
+            return None
+        return ("torch", tensor.device, tensor.data_ptr(), self.shape, tensor.stride(), tensor.dtype)
+
+    def copy_to(self, target: memoryview) -> None:
+        image = torch.frombuffer(target, dtype=torch.uint8).view(self._tensor.dtype).view(self.shape)
+        image.copy_(self._tensor)
+
+
+class TorchCodec:
+    """Tensors become tensors; dtypes, devices and sizes become their names."""
+
+    root = "torch"
+
+    def encode(self, value: object) -> TorchTensor | Json:
+        if isinstance(value, torch.Tensor):
+            return TorchTensor(value)
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        if isinstance(value, torch.Size):
+            return {"size": list(value)}
+        raise UnsupportedStateError(
+            f"cannot keep a value of type {type(value).__module__}.{type(value).__qualname__}",
+            hint="make it a part of its own, by a keyword of Run",
+        )
+
+    def decode_tensor(self, tensor: HostTensor) -> object:
+        if not tensor.data.nbytes:
+            return torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype])
+        view = torch.frombuffer(tensor.data, dtype=torch.uint8)
+        view = view.view(_DTYPES[tensor.dtype]).view(tensor.shape)
+        return view.clone() if tensor.data.nbytes <= _CLONE_BYTES else view
+
+    def decode_value(self, value: Json) -> object:
+        assert isinstance(value, dict)
+        if "dtype" in value:
+            return getattr(torch, str(value["dtype"]))
+        if "device" in value:
+            return torch.device(str(value["device"]))
+        return torch.Size(value["size"])  # type: ignore[arg-type]
+
+    def assign(self, live: object, loaded: object) -> bool:
+        fits = (
+            isinstance(live, torch.Tensor)
+            and isinstance(loaded, torch.Tensor)
+            and (live.shape, live.dtype) == (loaded.shape, loaded.dtype)
+        )
+        if fits:
+            with torch.no_grad():
+                live.copy_(loaded)  # type: ignore[attr-defined]
+        return fits
+
+
+class TensorHandler:
+    """A tensor that is a part of its own, filled in place."""
+
+    name = "torch.tensor"
+    order = ORDER_VALUE
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def state(self, value: Any) -> object:
+        return value
+
+    def differences(self, value: Any, state: Any) -> list[str]:
+        return tensor_differences("", value, state)
+
+    def restore(self, value: Any, state: Any) -> None:
+        with torch.no_grad():
+            value.copy_(state)
+
+
+def tensor_differences(where: str, live: torch.Tensor, loaded: object) -> list[str]:
+    """Return how a loaded tensor differs in shape and dtype from a live one; `where` begins the lines."""
+    head = f"{where}: " if where else ""
+    if not isinstance(loaded, torch.Tensor):
+        return [f"{head}expected a tensor, the checkpoint holds a {type(loaded).__name__}"]
+    found = []
+    if loaded.shape != live.shape:
+        found.append(f"{head}shape {tuple(live.shape)}, the checkpoint has shape {tuple(loaded.shape)}")
+    if loaded.dtype != live.dtype:
+        found.append(f"{head}dtype {live.dtype}, the checkpoint has dtype {loaded.dtype}")
+    return found
+
+
+def _refuse_unkeepable(tensor: torch.Tensor) -> None:
+    problem = None
+    if torch.nn.parameter.is_lazy(tensor):
+        problem, hint = "not initialised yet", "run one forward pass before the run starts"
+    elif tensor.is_meta:
+        problem, hint = "on the meta device", "materialise the model before the run starts"
+    elif tensor.layout is not torch.strided:
+        problem, hint = f"of layout {tensor.layout}", "keep a dense tensor, or its indices and values"
+    elif tensor.is_quantized or tensor.dtype not in _NAMES:
+        problem, hint = f"of dtype {tensor.dtype}", "keep it in a dtype of the safetensors format"
+    if problem is not None:
+        raise UnsupportedStateError(f"cannot keep a tensor {problem}", hint=hint)

@@ -1,0 +1,64 @@
+"""Requests to a running attempt, as files: seen by every rank at its next step, no signal needed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors import StorageError
+from unbroken.rundir import layout
+from unbroken.rundir.files import read_json, write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """Save and stop, before `deadline_seconds` (seconds since 1970) if it is given."""
+
+    reason: str
+    deadline_seconds: float | None
+
+
+def request_stop(directory: Path, *, reason: str, deadline_seconds: float | None = None) -> None:
+    """Ask the run in `directory` to save and stop; it stays asked until `clear_stop`."""
+    write_json(
+        directory / layout.STOP_FILE,
+        {"reason": reason, "deadline": deadline_seconds, "requested": time.time()},
+    )
+
+
+def read_stop(directory: Path) -> StopRequest | None:
+    """Return the stop request of the run in `directory`, or None.
+
+    A request that cannot be read still is one: stopping with the state saved is the safe side.
+    """
+    try:
+        value = read_json(directory / layout.STOP_FILE)
+    except StorageError:
+        return StopRequest(reason="a stop request that cannot be read", deadline_seconds=None)
+    if value is None:
+        return None
+    deadline = value.get("deadline")
+    return StopRequest(
+        reason=str(value.get("reason", "")),
+        deadline_seconds=float(deadline) if isinstance(deadline, int | float) else None,
+    )
+
+
+def clear_stop(directory: Path) -> None:
+    """Withdraw a stop request; none is no error."""
+    (directory / layout.STOP_FILE).unlink(missing_ok=True)
+
+
+def take_save_request(directory: Path) -> bool:
+    """Tell whether a checkpoint was asked for since the last call."""
+    try:
+        (directory / layout.SAVE_NOW_FILE).unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def request_save(directory: Path) -> None:
+    """Ask the run in `directory` for a checkpoint at its next step."""
+    write_json(directory / layout.SAVE_NOW_FILE, {"requested": time.time()})

@@ -1,0 +1,98 @@
+"""Small JSON files that are always whole: replaced by rename, read without trust."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from unbroken.errors import StorageDeniedError, StorageError
+
+
+def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
+    """Replace the file at `path` by `value`; readers see the old or the new value, never half."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if durable:
+            _sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise failed("write", path, error) from error
+
+
+def create_json(path: Path, value: dict[str, Any]) -> bool:
+    """Write `value` to `path` unless the file exists; return whether this call made it.
+
+    Of several processes that race, exactly one gets True, and none ever sees half a file.
+    """
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise failed("create", path.parent, error) from error
+    write_json(temporary, value)
+    try:
+        os.link(temporary, path)
+        _sync_directory(path.parent)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise failed("create", path, error) from error
+    finally:
+        temporary.unlink()
+    return True
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in the file at `path`, or None if there is no file.
+
+    Raises StorageError when the file cannot be read or does not hold a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise failed("read", path, error) from error
+    except ValueError as error:
+        raise StorageError(
+            f"{path}: expected a JSON object, found other bytes ({error})",
+            hint="restore that file from a copy, or move it away",
+        ) from error
+    if not isinstance(value, dict):
+        raise StorageError(
+            f"{path}: expected a JSON object, found {type(value).__name__}",
+            hint="restore that file from a copy, or move it away",
+        )
+    return value
+
+
+def failed(operation: str, path: Path, error: OSError) -> StorageError:
+    """Return the error for a system call that failed on a file of the run directory."""
+    denied = isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS
+    kind = StorageDeniedError if denied else StorageError
+    return kind(
+        f"{operation} {path}: {error.strerror or error}",
+        hint="check that the directory exists, is writable and has space",
+    )
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,108 @@
+"""An append-only file of JSON lines: one event a line, written by one call, torn at worst at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from unbroken.rundir.files import failed
+
+
+class Journal:
+    """Appends events to the file at `path`.
+
+    Every event is an object with `time` (seconds since 1970), `kind` and its own fields. Floats that
+    JSON lacks are written as the strings "nan", "inf" and "-inf".
+
+        with Journal(path) as journal:
+            journal.append("step", step=7, loss=0.25)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o666)
+            size = os.fstat(self._descriptor).st_size
+            # A writer killed in mid-line leaves a torn one: end it, or our first event would be lost with it.
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")
+        except OSError as error:
+            raise failed("open", path, error) from error
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, kind: str, /, **fields: Any) -> None:
+        """Append one event. It survives the death of this process, and a power loss after `sync`."""
+        event = {"time": round(time.time(), 6), "kind": kind, **fields}
+        line = json.dumps(_finite(event), separators=(",", ":")).encode() + b"\n"
+        try:
+            os.write(self._descriptor, line)
+        except OSError as error:
+            raise failed("append to", self.path, error) from error
+
+    def sync(self) -> None:
+        """Make all events durable."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Release the file; closing twice is no error."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events in the file at `path`, oldest first; none if there is no file.
+
+    Lines that a dying writer tore are passed over: they never were events.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise failed("read", path, error) from error
+    with file:
+        for line in file:
+            event = _parse(line)
+            if event is not None:
+                yield event
+
+
+def number(value: object) -> float | None:
+    """Return the float that an event's field stands for, or None if it is no number."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

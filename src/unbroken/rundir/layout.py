@@ -1,0 +1,96 @@
+"""Every file name in a run directory, in one place.
+
+run.json                  identity of the run and format version of the directory
+writer.lock, writer.json  who may write checkpoints (a POSIX record lock, and its holder in words)
+supervisor.lock           held while a supervisor keeps the run going; supervisor-holder.json says by whom
+supervisor.json           snapshot of what the supervisor is doing, for `status`
+supervisor.log            what the supervisor had to say
+journal.jsonl             the supervisor's events: attempts, verdicts, decisions
+checkpoints/step-00001200 one committed checkpoint; `.staging-*` is one being written
+quarantine/               checkpoints that failed verification, with the reason
+attempts/0001/            one process lifetime: output, events, heartbeat, last words, verdict
+control/                  requests to the run: stop.json, save-now.json
+latest                    symbolic link to the newest checkpoint; a convenience, never trusted
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FORMAT_VERSION = 1
+
+RUN_FILE = "run.json"
+WRITER_LOCK = "writer.lock"
+WRITER_FILE = "writer.json"
+SUPERVISOR_LOCK = "supervisor.lock"
+SUPERVISOR_HOLDER = "supervisor-holder.json"
+SUPERVISOR_FILE = "supervisor.json"
+SUPERVISOR_LOG = "supervisor.log"
+JOURNAL_FILE = "journal.jsonl"
+CHECKPOINTS = "checkpoints"
+QUARANTINE = "quarantine"
+ATTEMPTS = "attempts"
+STOP_FILE = "control/stop.json"
+SAVE_NOW_FILE = "control/save-now.json"
+LATEST_LINK = "latest"
+
+MANIFEST = "manifest.json"
+MANIFEST_DIGEST = "manifest.digest"
+QUARANTINE_REASON = "reason.json"
+STAGING_PREFIX = ".staging-"
+
+OUTPUT_LOG = "out.log"
+HEARTBEAT = "heartbeat"
+LAST_WORDS = "last-words.json"
+EXIT_FILE = "exit.json"
+VERDICT_FILE = "verdict.json"
+
+RUN_DIR_VARIABLE = "UNBROKEN_RUN_DIR"
+ATTEMPT_VARIABLE = "UNBROKEN_ATTEMPT"
+
+_CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+
+
+def checkpoint_name(step: int, revision: int = 0) -> str:
+    """Return the name of a checkpoint; `revision` tells apart states saved at one step.
+
+    >>> checkpoint_name(1200), checkpoint_name(1200, 1)
+    ('step-00001200', 'step-00001200.1')
+    """
+    return f"step-{step:08d}" + (f".{revision}" if revision else "")
+
+
+def parse_checkpoint_name(name: str) -> tuple[int, int] | None:
+    """Return `(step, revision)`, or None if `name` does not name a checkpoint.
+
+    Names order by these numbers, never as text: step-100000000 comes after step-99999999.
+    """
+    match = _CHECKPOINT.fullmatch(name)
+    if match is None:
+        return None
+    step, revision = int(match[1]), int(match[2] or 0)
+    return (step, revision) if checkpoint_name(step, revision) == name else None
+
+
+def shard_name(group: str, index: int = 0) -> str:
+    """Return the file name of a shard, `model-00.safetensors`."""
+    return f"{group}-{index:02d}.safetensors"
+
+
+def attempt_directory(run_directory: Path, attempt: int) -> Path:
+    """Return the directory of the attempt with number `attempt`, from 1."""
+    return run_directory / ATTEMPTS / f"{attempt:04d}"
+
+
+def events_file(rank: int = 0) -> str:
+    """Return the name of the journal of one rank inside an attempt's directory."""
+    return f"events-rank{rank}.jsonl"
+
+
+def attempts(run_directory: Path) -> list[int]:
+    """Return the numbers of all attempts, ascending."""
+    directory = run_directory / ATTEMPTS
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())

@@ -1,0 +1,301 @@
+"""Nested state as JSON with tags, its tensors set apart by path. No pickle, and nothing is lost.
+
+JSON has no tuples, no keys but strings, no NaN, no bytes. Such values become an object with one
+key that starts with `$` (the table is in docs/format.md); everything else stays plain JSON, so that
+a manifest reads well. `encode` takes live values apart, `decode` puts them together again:
+
+    decode(encode({"betas": (0.9, 0.999), 3: b"x"}, ...), ...) == {"betas": (0.9, 0.999), 3: b"x"}
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import math
+import pathlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
+from unbroken.state.tensors import HostTensor, TensorSource
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+
+# Larger byte strings (RNG states) are kept as tensors: they get a digest and stay out of the JSON.
+_INLINE_BYTES = 64
+# Integers that every JSON reader keeps exactly (RFC 8259, section 6).
+_EXACT_INT = 2**53
+_BYTES = "bytes"
+
+
+class LeafCodec(Protocol):
+    """Takes apart the values of one library, chosen by the root module of a value's class."""
+
+    @property
+    def root(self) -> str:
+        """The root module, such as `torch`."""
+        ...
+
+    def encode(self, value: object) -> TensorSource | Json:
+        """Return a tensor or JSON for `value`; raise UnsupportedStateError for what cannot be kept."""
+        ...
+
+    def decode_tensor(self, tensor: HostTensor) -> object:
+        """Return the library's own tensor with these bytes."""
+        ...
+
+    def decode_value(self, value: Json) -> object:
+        """Return what `encode` made this JSON of."""
+        ...
+
+    def assign(self, live: object, loaded: object) -> bool:
+        """Copy `loaded` into the tensor `live` in place; False if they do not fit or are no tensors."""
+        ...
+
+
+class TensorTable:
+    """The tensors met while encoding: one entry for each memory, with all the paths that lead to it."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, TensorSource] = {}
+        self.aliases: dict[str, list[str]] = {}
+        self._path_of: dict[object, str] = {}
+
+    def add(self, path: str, source: TensorSource) -> str:
+        """Enter `source` and return the path it is kept under: an earlier one if it is an alias."""
+        path = self._unused(path)
+        identity = source.identity
+        if identity is not None and identity in self._path_of:
+            first = self._path_of[identity]
+            self.aliases[first].append(path)
+            return first
+        if identity is not None:
+            self._path_of[identity] = path
+        self.sources[path] = source
+        self.aliases[path] = []
+        return path
+
+    def _unused(self, path: str) -> str:
+        # Keys 1 and "1" of one dictionary give the same path.
+        while path in self.sources:
+            path += "'"
+        return path
+
+
+class Encoder:
+    """Encodes values; tensors go to `table`, values of a library to the codec of its root module."""
+
+    def __init__(self, table: TensorTable, codecs: Iterable[LeafCodec] = ()) -> None:
+        self._table = table
+        self._codecs = {codec.root: codec for codec in codecs}
+        self._open: set[int] = set()
+
+    def encode(self, value: object, path: str) -> Json:
+        """Return `value` as tagged JSON; `path` is where it stands, for tensors and for errors.
+
+        Raises UnsupportedStateError, naming the place, for functions, open files and other objects.
+        """
+        if value is None or isinstance(value, bool):
+            return value
+        kind = type(value)
+        if kind in _SCALARS:
+            return _SCALARS[kind](value)
+        if kind in _CONTAINERS:
+            return self._container(value, path, _CONTAINERS[kind])
+        if isinstance(value, bytes | bytearray) and kind in (bytes, bytearray):
+            return self._bytes(value, path)
+        if isinstance(value, TensorSource):
+            return self._tensor(value, path, "host")
+        codec = self._codec_of(value)
+        if codec is not None:
+            try:
+                encoded = codec.encode(value)
+            except UnsupportedStateError as error:
+                raise UnsupportedStateError(f"{path}: {error.message}", hint=error.hint) from None
+            if isinstance(encoded, TensorSource):
+                return self._tensor(encoded, path, codec.root)
+            return {f"${codec.root}": encoded}
+        return self._named_class(value, path)
+
+    def _tensor(self, source: TensorSource, path: str, library: str) -> Json:
+        return {"$tensor": self._table.add(path, source), "as": library}
+
+    def _bytes(self, value: bytes | bytearray, path: str) -> Json:
+        if len(value) > _INLINE_BYTES and type(value) is bytes:
+            return self._tensor(HostTensor("U8", (len(value),), memoryview(value)), path, _BYTES)
+        tag = "$bytes" if type(value) is bytes else "$bytearray"
+        return {tag: base64.b64encode(value).decode()}
+
+    def _container(self, value: Any, path: str, encode: Callable[[Encoder, Any, str], Json]) -> Json:
+        if id(value) in self._open:
+            raise UnsupportedStateError(
+                f"{path}: a container that contains itself",
+                hint="break the cycle, or keep it out of the state",
+            )
+        self._open.add(id(value))
+        try:
+            return encode(self, value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _items(self, values: Iterable[object], path: str) -> list[Json]:
+        return [self.encode(item, f"{path}/{index}") for index, item in enumerate(values)]
+
+    def _mapping(self, value: Mapping[object, object], path: str) -> Json:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {str(key): self.encode(item, join(path, key)) for key, item in value.items()}
+        return {"$dict": self._pairs(value, path)}
+
+    def _pairs(self, value: Mapping[object, object], path: str) -> list[Json]:
+        return [
+            [self.encode(key, f"{path}/key"), self.encode(item, join(path, key))]
+            for key, item in value.items()
+        ]
+
+    def _codec_of(self, value: object) -> LeafCodec | None:
+        for cls in type(value).__mro__:
+            codec = self._codecs.get(cls.__module__.partition(".")[0])
+            if codec is not None:
+                return codec
+        return None
+
+    def _named_class(self, value: object, path: str) -> Json:
+        cls = type(value)
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        if isinstance(value, enum.Enum):
+            return {"$enum": [name, value.name]}
+        if isinstance(value, pathlib.PurePath):
+            return {"$path": str(value)}
+        if isinstance(value, tuple) and hasattr(cls, "_fields"):
+            return {"$namedtuple": [name, self._items(value, path)]}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return {"$dataclass": [name, self._container(fields, path, Encoder._mapping)]}
+        raise UnsupportedStateError(
+            f"{path}: cannot keep a value of type {name} exactly",
+            hint="keep numbers, strings, lists, dicts, arrays or tensors there, "
+            "or give its owner state_dict() and load_state_dict()",
+        )
+
+
+class Decoder:
+    """Puts encoded values together; `tensors` returns the tensor kept under a path."""
+
+    def __init__(self, tensors: Callable[[str], HostTensor], codecs: Iterable[LeafCodec] = ()) -> None:
+        self._tensors = tensors
+        self._codecs = {codec.root: codec for codec in codecs}
+
+    def decode(self, encoded: Json) -> Any:
+        """Return the value. Values of a library without a codec stay `HostTensor` or tagged JSON."""
+        if isinstance(encoded, list):
+            return [self.decode(item) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        tag = next((key for key in encoded if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.decode(item) for key, item in encoded.items()}
+        if tag == "$tensor":
+            return self._tensor(encoded)
+        if tag in _DECODERS:
+            try:
+                return _DECODERS[tag](self, encoded[tag])
+            except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+                raise DamagedError(
+                    f"manifest: expected a value for tag {tag}, found {encoded[tag]!r:.80} ({error})",
+                    hint="use another checkpoint",
+                ) from error
+        codec = self._codecs.get(tag[1:])
+        return encoded if codec is None else codec.decode_value(encoded[tag])
+
+    def _tensor(self, encoded: dict[str, Json]) -> object:
+        tensor = self._tensors(str(encoded["$tensor"]))
+        library = encoded.get("as")
+        if library == _BYTES:
+            return bytes(tensor.data)
+        codec = self._codecs.get(str(library))
+        return tensor if codec is None else codec.decode_tensor(tensor)
+
+    def _dict(self, pairs: Any) -> dict[object, object]:
+        return {self.decode(key): self.decode(item) for key, item in pairs}
+
+    def _namedtuple(self, encoded: Any) -> object:
+        name, items = encoded
+        return _loaded_class(name)._make(self.decode(item) for item in items)
+
+    def _dataclass(self, encoded: Any) -> object:
+        name, fields = encoded
+        cls = _loaded_class(name)
+        if not hasattr(cls, "__dataclass_fields__"):
+            raise TypeError(f"{name} is no dataclass")
+        value = object.__new__(cls)
+        for key, item in self.decode(fields).items():
+            object.__setattr__(value, key, item)
+        return value
+
+
+def join(path: str, key: object) -> str:
+    """Return the path of `key` below `path`; a `/` inside a key is escaped as in URLs."""
+    return f"{path}/{str(key).replace('%', '%25').replace('/', '%2F')}"
+
+
+def _loaded_class(name: str) -> Any:
+    """Return a class that this program has loaded itself. Nothing is ever imported for a checkpoint."""
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for attribute in qualname.split("."):
+        found = getattr(found, attribute, None)
+    if not isinstance(found, type):
+        raise StateMismatchError(
+            f"the checkpoint holds a value of class {name}, which this program has not loaded",
+            hint="import the module that defines it before the run starts",
+        )
+    return found
+
+
+def _int(value: int) -> Json:
+    return value if -_EXACT_INT <= value <= _EXACT_INT else {"$int": str(value)}
+
+
+def _float(value: float) -> Json:
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+def _sorted(items: Sequence[Json]) -> list[Json]:
+    return sorted(items, key=repr)
+
+
+_SCALARS: dict[type, Callable[[Any], Json]] = {
+    str: lambda value: value,
+    int: _int,
+    float: _float,
+    complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
+    range: lambda value: {"$range": [value.start, value.stop, value.step]},
+}
+_CONTAINERS: dict[type, Callable[[Encoder, Any, str], Json]] = {
+    list: Encoder._items,
+    dict: Encoder._mapping,
+    tuple: lambda encoder, value, path: {"$tuple": encoder._items(value, path)},
+    set: lambda encoder, value, path: {"$set": _sorted(encoder._items(value, path))},
+    frozenset: lambda encoder, value, path: {"$frozenset": _sorted(encoder._items(value, path))},
+    OrderedDict: lambda encoder, value, path: {"$ordered": encoder._pairs(value, path)},
+}
+_DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
+    "$int": lambda _, value: int(value),
+    "$float": lambda _, value: float(value),
+    "$complex": lambda decoder, value: complex(*decoder.decode(value)),
+    "$range": lambda _, value: range(*value),
+    "$bytes": lambda _, value: base64.b64decode(value, validate=True),
+    "$bytearray": lambda _, value: bytearray(base64.b64decode(value, validate=True)),
+    "$tuple": lambda decoder, value: tuple(decoder.decode(item) for item in value),
+    "$set": lambda decoder, value: {decoder.decode(item) for item in value},
+    "$frozenset": lambda decoder, value: frozenset(decoder.decode(item) for item in value),
+    "$dict": Decoder._dict,
+    "$ordered": lambda decoder, value: OrderedDict(decoder._dict(value)),
+    "$enum": lambda _, value: _loaded_class(value[0])[value[1]],
+    "$path": lambda _, value: pathlib.Path(value),
+    "$namedtuple": Decoder._namedtuple,
+    "$dataclass": Decoder._dataclass,
+}

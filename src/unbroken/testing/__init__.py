@@ -1,0 +1,1 @@
+"""Contract suites, fault injection and equality of runs, shipped so that extensions can use them."""

@@ -1,0 +1,1 @@
+"""Inside the user's process: capture, save, restore, position, stop."""

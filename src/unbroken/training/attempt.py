@@ -1,0 +1,120 @@
+"""This process as an attempt of a run: its number, lock, journal, heartbeat and last words."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+
+from unbroken.errors import EXIT_ERROR, StaleWriterError, UnbrokenError, UsageError
+from unbroken.rundir import layout
+from unbroken.rundir.heartbeat import Heartbeat
+from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
+from unbroken.rundir.journal import Journal
+from unbroken.rundir.last_words import LastWords, write_last_words
+from unbroken.rundir.lock import RunLock
+from unbroken.rundir.processes import identify_self
+
+_OWN_SOURCE = str(Path(__file__).parents[1])
+_MAX_MESSAGE = 2000
+
+
+class Attempt:
+    """Opens the run in `directory` for writing. Raises RunBusyError if another process does so.
+
+    A refused starter leaves the run as it was: the lock comes first, the number after it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.run = open_run(directory)
+        self._run_directory = directory
+        self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
+        self._lock.acquire()
+        try:
+            self.number = claim_attempt(directory)
+            self.directory = layout.attempt_directory(directory, self.number)
+            self.journal = Journal(self.directory / layout.events_file())
+            self._heartbeat = Heartbeat(self.directory / layout.HEARTBEAT)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def may_commit(self) -> None:
+        """Raise StaleWriterError if a newer attempt exists or another process holds the run.
+
+        The lock alone is not enough: a process that slept while its lock was lost on a network file
+        system would wake up and write beside its successor.
+        """
+        newest = max(layout.attempts(self._run_directory), default=self.number)
+        holder = self._lock.holder()
+        if newest != self.number or holder is None or holder[0] != identify_self():
+            raise StaleWriterError(
+                f"{self._run_directory}: attempt {self.number} was superseded by attempt {newest}",
+                hint="end this process; the newer attempt goes on from the last checkpoint",
+            )
+
+    def beat(self, phase: str, step: int, checkpoint_step: int) -> None:
+        """Record progress in the heartbeat file."""
+        self._heartbeat.beat(phase=phase, step=step, checkpoint_step=checkpoint_step)
+
+    def say(self, words: LastWords) -> None:
+        """Leave last words, durably, and an event of the same content."""
+        write_last_words(self.directory, words)
+        self.journal.append(words.ending, step=words.step, reason=words.reason or words.message)
+        self.journal.sync()
+
+    def close(self) -> None:
+        """Release the run."""
+        self.journal.close()
+        self._heartbeat.close()
+        self._lock.release()
+
+
+def say_refused(directory: Path, error: Exception) -> None:
+    """Leave last words for an attempt that could not even open its run.
+
+    Only under a supervisor, which made the attempt's directory: nobody else's is touched.
+    """
+    try:
+        number = given_attempt(directory)
+    except UsageError:
+        return
+    if number is not None:
+        write_last_words(layout.attempt_directory(directory, number), failure_words(error, 0, None))
+
+
+def failure_words(error: BaseException, step: int, checkpoint: str | None) -> LastWords:
+    """Return last words about `error`: what it is, where in the user's code, what to do."""
+    return LastWords(
+        ending="failed",
+        step=step,
+        checkpoint=checkpoint,
+        kind=error.kind if isinstance(error, UnbrokenError) else type(error).__name__,
+        exit_code=_exit_code(error),
+        message=str(error)[:_MAX_MESSAGE],
+        hint=error.hint if isinstance(error, UnbrokenError) else "",
+        frame=_own_frame(error),
+    )
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, UnbrokenError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    code = getattr(error, "code", None)
+    return code if isinstance(error, SystemExit) and isinstance(code, int) else EXIT_ERROR
+
+
+def _own_frame(error: BaseException) -> str:
+    """Return `file:line in function` of the innermost frame of the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_OWN_SOURCE)
+        and f"{os.sep}site-packages{os.sep}" not in frame.filename
+    ]
+    if not own:
+        return ""
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"

@@ -1,0 +1,73 @@
+"""Which frameworks this program uses. One that the user has not loaded is never imported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken.state.handlers import StateHandler
+from unbroken.state.python import python_handlers
+from unbroken.state.tree import LeafCodec
+from unbroken.training.randomness import GlobalRandomnessHandler
+
+
+def codecs() -> list[LeafCodec]:
+    """Return the codecs of the loaded frameworks."""
+    found: list[LeafCodec] = []
+    if "numpy" in sys.modules:
+        from unbroken.frameworks.numpy import NumpyCodec
+
+        found.append(NumpyCodec())
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        found.append(family.codec())
+    return found
+
+
+def handlers(parts: Mapping[str, object]) -> list[StateHandler]:
+    """Return the handlers for objects of the loaded frameworks and of plain Python, as they are asked."""
+    found: list[StateHandler] = [GlobalRandomnessHandler()]
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        found += family.handlers(parts)
+    if "numpy" in sys.modules:
+        from unbroken.frameworks.numpy import ArrayHandler
+
+        found.append(ArrayHandler())
+    from unbroken.frameworks.generator_part import GeneratorHandler
+
+    return [*found, GeneratorHandler(), *python_handlers(codecs())]
+
+
+def resumable_loader(loader: object) -> Any:
+    """Return `loader` made resumable by its framework, or None if it is of none."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        return family.resumable_loader(loader)
+    return None
+
+
+def environment() -> dict[str, object]:
+    """Return what a result depends on beside code and data."""
+    from unbroken import __version__
+
+    found: dict[str, object] = {
+        "unbroken": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "processors": os.cpu_count(),
+        "command": list(sys.argv),
+    }
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        found.update(family.environment())
+    return found

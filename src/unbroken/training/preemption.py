@@ -1,0 +1,63 @@
+"""Requests to stop: signals and the stop file. They set a flag; the step boundary acts on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+from unbroken.errors import EXIT_RUN_ME_AGAIN
+from unbroken.rundir import layout
+from unbroken.rundir.control import read_stop
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequested(SystemExit):
+    """The state is saved and the process may end; leaves with exit code 75, "run me again"."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(EXIT_RUN_ME_AGAIN)
+        self.reason = reason
+
+
+class StopWatch:
+    """Knows whether this run was asked to stop.
+
+    Signals can only be taken over in the main thread; elsewhere the stop file alone is watched.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._stop_file = str(directory / layout.STOP_FILE)
+        self._signal: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT until `remove`."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._on_signal)
+
+    def remove(self) -> None:
+        """Give the signals back to whoever had them."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous.clear()
+
+    def reason(self) -> str | None:
+        """Return why the run should stop, or None. Costs one system call: asked at every step."""
+        if self._signal is not None:
+            return f"signal {signal.Signals(self._signal).name}"
+        if os.path.exists(self._stop_file):
+            request = read_stop(self._directory)
+            return request.reason if request is not None else None
+        return None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        if number == signal.SIGINT:
+            # The second Ctrl-C means it: interrupt at once, without a save.
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,32 @@
+"""The random generators of the whole process: a part that every run has without asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+
+RNG_PART = "rng"
+
+
+class GlobalRandomness:
+    """Stands for the generators of Python, NumPy and the frameworks that are loaded."""
+
+
+class GlobalRandomnessHandler:
+    """Captures and restores all of them; restored last, since building things draws."""
+
+    name = "process.rng"
+    order = 100
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, GlobalRandomness)
+
+    def state(self, value: Any) -> object:
+        return capture_global_rng()
+
+    def differences(self, value: Any, state: Any) -> list[str]:
+        return []
+
+    def restore(self, value: Any, state: Any) -> None:
+        restore_global_rng(state)

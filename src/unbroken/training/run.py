@@ -1,0 +1,373 @@
+"""The run: what a training script talks to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from unbroken.checkpoint.manifest import Position as SavedPosition
+from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
+from unbroken.checkpoint.snapshot import Description
+from unbroken.checkpoint.store import CheckpointStore
+from unbroken.errors import SaveFailedError, UnbrokenError, UsageError
+from unbroken.rundir import layout
+from unbroken.rundir.control import take_save_request
+from unbroken.rundir.last_words import LastWords
+from unbroken.state.handlers import StateHandler
+from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
+from unbroken.training import families, resume
+from unbroken.training.attempt import Attempt, failure_words, say_refused
+from unbroken.training.exit_codes import install_exit_codes
+from unbroken.training.parts import Parts
+from unbroken.training.position import Position
+from unbroken.training.preemption import StopRequested, StopWatch
+from unbroken.training.save_policy import EveryMinutes, Progress, SavePolicy
+from unbroken.training.saver import Saver
+
+DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
+DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
+
+
+class Run:
+    """A training run that can be stopped and killed at any moment and goes on where it was.
+
+    Every further keyword is a *part*: a live object whose state is saved and restored (modules,
+    optimizers, schedulers, scalers, generators, dictionaries of counters, anything with
+    `state_dict` and `load_state_dict`). The random generators of the process are parts without asking.
+
+        with unbroken.Run("runs/digits", model=model, optimizer=optimizer) as run:
+            for epoch in run.epochs(20):
+                for images, labels in run.batches(loader):
+                    run.step(loss=train_step(images, labels))
+
+    `directory` is the run directory; under `unbroken run` it may be left out. `save` and `keep` say
+    when to save and what to retain. `resume` is "auto" (go on, or begin), "never", "must" or the name
+    of a checkpoint. `config` is kept in every checkpoint, and a change of it is reported. `handlers`
+    are asked before our own how the state of a part is taken out and put back.
+
+    A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
+    `unbroken stop` asks to stop: `step` then leaves by SystemExit with code 75.
+
+    Raises on entering, before any object is changed: UsageError, NotARunError, RunBusyError,
+    UnsupportedStateError, StateMismatchError, DamagedError, CheckpointNotFoundError, StorageError.
+    """
+
+    restored: resume.RestoreReport | None = None
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        save: Sequence[SavePolicy] = DEFAULT_SAVE,
+        keep: Sequence[RetentionPolicy] = DEFAULT_KEEP,
+        resume: str = "auto",
+        config: object = None,
+        handlers: Sequence[StateHandler] = (),
+        **parts: Any,
+    ) -> None:
+        self.directory = _run_directory(directory)
+        self.step_count = 0
+        self._save_policies = tuple(save)
+        self._keep = tuple(keep)
+        self._resume = resume
+        self._config = _plain(config, "config")
+        self._values = parts
+        self._handlers = tuple(handlers)
+        self._position = Position()
+        self._metrics: dict[str, Json] = {}
+        self._best_recorded = False
+        self._entered = False
+
+    def __enter__(self) -> Self:
+        install_exit_codes()
+        try:
+            self._parts = Parts(self._values, self._handlers)
+            self._attempt = Attempt(self.directory)
+        except UnbrokenError as error:
+            say_refused(self.directory, error)
+            raise
+        self._saver = Saver(
+            self.directory,
+            self._attempt.journal,
+            run_id=self._attempt.run.run_id,
+            keep=self._keep,
+            may_commit=self._attempt.may_commit,
+        )
+        self._stop = StopWatch(self.directory)
+        try:
+            self._begin()
+        except BaseException as error:
+            self._attempt.say(failure_words(error, self.step_count, None))
+            self._close()
+            raise
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered = False
+        try:
+            if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+                self._complete()
+            elif not isinstance(error, StopRequested):
+                self._fail(error)
+        finally:
+            self._close()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs from 0 that are still to be trained, of `count` in all.
+
+        A run that stopped inside an epoch gets that epoch again, and `batches` the rest of it. When
+        the body is done the epoch is: what stands there before and after the batches runs once in
+        each epoch, and again if the run stopped in between.
+        """
+        self._check_entered("epochs")
+        # Whatever was built since the restore may have drawn from the generators.
+        self._parts.restore_rng()
+        for epoch in range(self._position.epoch, count):
+            self._position.begin_epoch(epoch)
+            yield epoch
+            self._position.end_epoch()
+            self._attempt.journal.append("epoch", epoch=epoch, step=self.step_count)
+            self._at_boundary()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of `loader`; in an epoch that is resumed, only those not yet consumed.
+
+        `loader` is a map-style DataLoader with any sampler and any number of workers, whose order,
+        worker randomness and values are those it would have given uninterrupted, or any iterable that
+        begins anew each time, whose consumed items are read again.
+        """
+        self._check_entered("batches")
+        return self._position.batches(loader, self._parts.restore_rng)
+
+    def step(self, **metrics: Any) -> None:
+        """Say that one optimizer step is complete; call it last in the body of the loop.
+
+        Counts the step, writes `metrics` (numbers, or tensors of one element) to the journal, saves if
+        a checkpoint is due, and obeys a request to stop.
+
+        Raises:
+            SaveFailedError: the save in the background has failed.
+            StopRequested: a SystemExit with code 75; the state is saved.
+        """
+        self._check_entered("step")
+        self.step_count += 1
+        self._metrics = {}
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        self._attempt.journal.append("step", step=self.step_count, epoch=self._position.epoch, **values)
+        self._at_boundary()
+
+    def record(self, **metrics: Any) -> None:
+        """Record metrics of the state as it is now, such as `accuracy=` after an evaluation.
+
+        They are kept in the checkpoint of this state: at the end of the epoch, when everything in
+        the body of the loop is done. With `KeepBest` on one of them that checkpoint is always written.
+        """
+        self._check_entered("record")
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        self._attempt.journal.append("record", step=self.step_count, epoch=self._position.epoch, **values)
+        self._metrics.update({name: _plain(value, name) for name, value in values.items()})
+        wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
+        self._best_recorded = self._best_recorded or bool(wanted & values.keys())
+
+    def save(self) -> None:
+        """Capture the state now and write a checkpoint in the background."""
+        self._check_entered("save")
+        position = self._position
+        table = TensorTable()
+        description = Description(
+            run_id=self._attempt.run.run_id,
+            step=self.step_count,
+            attempt=self._attempt.number,
+            created=datetime.now(UTC).isoformat(),
+            # Randomness first: nothing that follows can move it unseen.
+            parts=self._parts.encode(table),
+            position=SavedPosition(
+                epoch=position.epoch,
+                inside_epoch=position.inside_epoch,
+                loaders=Encoder(table).encode(position.state(), "position"),
+            ),
+            metrics=dict(self._metrics),
+            config=self._config,
+            environment=self._environment,
+        )
+        self._beat("saving")
+        self._saver.save(description, table)
+        self._beat("training")
+        self._saved_here()
+
+    def _begin(self) -> None:
+        attempt = self._attempt
+        store = CheckpointStore(self.directory)
+        self._beat("restoring")
+        swept = store.sweep()
+        self._environment: dict[str, Any] = {
+            name: _plain(value, f"environment/{name}") for name, value in families.environment().items()
+        }
+        candidate = resume.choose(store, self._resume, attempt.run.run_id)
+        if candidate is None:
+            lines = [f"run {attempt.run.name} begins in {self.directory}"]
+        else:
+            manifest = candidate.checkpoint.manifest
+            self._parts.restore(manifest, candidate.tensors)
+            loaders = Decoder(candidate.tensors.__getitem__).decode(manifest.position.loaders)
+            self._position.restore(manifest.position.epoch, manifest.position.inside_epoch, loaders)
+            self.step_count = manifest.step
+            self._saver.continue_from(candidate.checkpoint)
+            self.restored = resume.report(
+                candidate, environment=self._environment, config=self._config, parts=self._parts.names
+            )
+            lines = self.restored.lines()
+        self._saved_here()
+        attempt.journal.append(
+            "began",
+            step=self.step_count,
+            attempt=attempt.number,
+            checkpoint=self._saver.last_committed,
+            swept=swept,
+            report=lines,
+        )
+        attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.last_committed))
+        _tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
+        self._stop.install()
+        self._beat("training")
+
+    def _at_boundary(self) -> None:
+        """Act on what is due where the state is whole: failed saves, requests, policies."""
+        self._saver.raise_failure()
+        self._beat("training")
+        reason = self._stop.reason()
+        if reason is not None:
+            self._leave(reason)
+        if self._is_save_due():
+            self.save()
+
+    def _is_save_due(self) -> bool:
+        ended_epoch = not self._position.inside_epoch
+        if self._best_recorded and ended_epoch:
+            return True
+        progress = Progress(
+            step=self.step_count,
+            saved_step=self._saved_step,
+            epochs=self._position.epoch,
+            saved_epochs=self._saved_epochs,
+            seconds_since_save=time.monotonic() - self._saved_at,
+        )
+        due = any(policy.is_due(progress) for policy in self._save_policies)
+        return take_save_request(self.directory) or due
+
+    def _saved_here(self) -> None:
+        self._saved_step = self.step_count
+        self._saved_epochs = self._position.epoch
+        self._saved_inside = self._position.inside_epoch
+        self._saved_at = time.monotonic()
+        self._best_recorded = False
+
+    def _save_finally(self) -> None:
+        """Commit the state of now, unless exactly this one is committed already."""
+        here = (self.step_count, self._position.epoch, self._position.inside_epoch)
+        if here != (self._saved_step, self._saved_epochs, self._saved_inside) or self._never_saved():
+            self.save()
+        self._saver.wait()
+
+    def _never_saved(self) -> bool:
+        self._saver.wait()
+        return self._saver.last_committed is None
+
+    def _leave(self, reason: str) -> NoReturn:
+        self._beat("stopping")
+        self._save_finally()
+        self._attempt.say(self._words("stopped", reason))
+        _tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.last_committed}")
+        raise StopRequested(reason)
+
+    def _complete(self) -> None:
+        try:
+            self._save_finally()
+        except BaseException as error:
+            self._attempt.say(failure_words(error, self.step_count, self._saver.last_committed))
+            raise
+        self._beat("done")
+        self._attempt.say(self._words("completed", "the training loop ended"))
+        _tell(f"completed at step {self.step_count}, saved in {self._saver.last_committed}")
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            self._saver.wait()
+        except SaveFailedError as failed:
+            error.add_note(f"and {failed.message}")
+        self._attempt.say(failure_words(error, self.step_count, self._saver.last_committed))
+
+    def _words(self, ending: Any, reason: str) -> LastWords:
+        return LastWords(
+            ending=ending, step=self.step_count, checkpoint=self._saver.last_committed, reason=reason
+        )
+
+    def _beat(self, phase: str) -> None:
+        self._attempt.beat(phase, self.step_count, self._saver.last_committed_step)
+
+    def _close(self) -> None:
+        self._stop.remove()
+        self._saver.close()
+        self._attempt.close()
+
+    def _check_entered(self, method: str) -> None:
+        if not self._entered:
+            raise UsageError(
+                f"run.{method}: expected to be inside the `with` block of the run",
+                hint="write `with unbroken.Run(...) as run:` around the training loop",
+            )
+
+
+def _run_directory(given: str | os.PathLike[str] | None) -> Path:
+    """Return the absolute run directory; the argument and the supervisor's must agree."""
+    supervised = os.environ.get(layout.RUN_DIR_VARIABLE)
+    if given is None and supervised is None:
+        raise UsageError(
+            f"Run: expected a run directory as first argument or in {layout.RUN_DIR_VARIABLE}, found neither",
+            hint='write unbroken.Run("runs/my-run", ...), or start the script by `unbroken run`',
+        )
+    chosen = Path(supervised if given is None else given).resolve()  # type: ignore[arg-type]
+    if supervised is not None and Path(supervised).resolve() != chosen:
+        raise UsageError(
+            f"Run: expected the run directory {supervised} of `unbroken run`, found {chosen} in the script",
+            hint="leave the directory out of Run(...), or give `unbroken run --run-dir` the same one",
+        )
+    return chosen
+
+
+def _plain(value: object, where: str) -> Json:
+    """Return `value`, which must hold no tensors, as tagged JSON."""
+    table = TensorTable()
+    encoded = Encoder(table, families.codecs()).encode(value, where)
+    if table.sources:
+        raise UsageError(
+            f"{where}: expected plain values, found a tensor at {next(iter(table.sources))}",
+            hint="tensors belong into a part: a keyword of Run with a dictionary",
+        )
+    return encoded
+
+
+def _number(name: str, value: Any) -> int | float:
+    """Return the number in a metric: a plain one, or the element of a tensor, an array or a scalar."""
+    item = getattr(value, "detach", lambda: value)()
+    item = item.item() if hasattr(item, "item") else item
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        raise UsageError(
+            f"metric {name!r}: expected a number, found a {type(value).__name__}",
+            hint="pass a float, an int, or a tensor of one element",
+        )
+    return item
+
+
+def _tell(*lines: str) -> None:
+    for line in lines:
+        print(f"unbroken: {line}", file=sys.stderr, flush=True)
