@@ -116,3 +116,15 @@ def decode_manifest(data: bytes | bytearray, where: str) -> Manifest:
         raise DamagedError(
             f"{where}: expected a manifest, found {error}", hint="use another checkpoint"
         ) from error
+
+
+def learning_rates(manifest: Manifest) -> tuple[float, ...]:
+    """Return the learning rate of each optimizer's groups, in the order of the manifest."""
+    rates: list[float] = []
+    for entry in manifest.parts.values():
+        groups = entry.state.get("groups", []) if isinstance(entry.state, dict) else []
+        for group in groups:
+            rate = group.get("options", {}).get("lr") if isinstance(group, dict) else None
+            if isinstance(rate, int | float):
+                rates.append(float(rate))
+    return tuple(rates)

@@ -130,18 +130,20 @@ class CheckpointStore:
 
         Checkpoints that are damaged, or of another run than `run_id`, are kept: they are not ours to judge.
         """
-        facts, protected = [], {}
+        facts: list[CheckpointFacts] = []
+        not_ours: dict[str, str] = {}
         for name in self.names():
             try:
                 manifest = self.get(name).manifest
             except UnbrokenError as error:
-                protected[name] = f"cannot be read: {error.message}"
+                not_ours[name] = f"cannot be read: {error.message}"
                 continue
             if run_id is not None and manifest.run_id != run_id:
-                protected[name] = f"belongs to run {manifest.run_id}"
+                not_ours[name] = f"belongs to run {manifest.run_id}"
                 continue
             facts.append(_facts(name, manifest))
-        return plan_retention(facts, policies, protected=protected)
+        plan = plan_retention(facts, policies)
+        return RetentionPlan(kept={**not_ours, **plan.kept}, pruned=plan.pruned)
 
     def prune(self, policies: Sequence[RetentionPolicy], *, run_id: str | None = None) -> RetentionPlan:
         """Delete what no policy wants and return what was done.
@@ -150,8 +152,7 @@ class CheckpointStore:
         be the last good one, and nothing is deleted.
         """
         plan = self.plan_prune(policies, run_id=run_id)
-        newest = f"{layout.CHECKPOINTS}/{max(plan.kept, key=_order)}" if plan.pruned else ""
-        if newest and not verify_checkpoint(self.storage, newest).is_intact:
+        if plan.pruned and not self._is_newest_intact():
             spared = dict.fromkeys(plan.pruned, "the newest checkpoint is damaged")
             return RetentionPlan(kept={**spared, **plan.kept}, pruned={})
         for name in plan.pruned:
@@ -168,6 +169,9 @@ class CheckpointStore:
         if isinstance(self.storage, LocalStorage):
             left += self.storage.sweep(layout.CHECKPOINTS)
         return left
+
+    def _is_newest_intact(self) -> bool:
+        return verify_checkpoint(self.storage, f"{layout.CHECKPOINTS}/{self.names()[-1]}").is_intact
 
 
 def newest_verified(directory: Path) -> str | None:
@@ -191,7 +195,3 @@ def _facts(name: str, manifest: Manifest) -> CheckpointFacts:
 
 def _plain(value: Any) -> Any:
     return value.get("$float") if isinstance(value, dict) else value
-
-
-def _order(name: str) -> tuple[int, int]:
-    return layout.parse_checkpoint_name(name) or (-1, 0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from unbroken.errors import StorageDeniedError, StorageError
 
+# No rights, a read-only file system, or a file where a directory has to be.
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
     """Replace the file at `path` by `value`; readers see the old or the new value, never half."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
@@ -38,7 +40,7 @@ def create_json(path: Path, value: dict[str, Any]) -> bool:
 
     Of several processes that race, exactly one gets True, and none ever sees half a file.
     """
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,8 +84,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def failed(operation: str, path: Path, error: OSError) -> StorageError:
     """Return the error for a system call that failed on a file of the run directory."""
-    denied = isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS
-    kind = StorageDeniedError if denied else StorageError
+    kind = StorageDeniedError if error.errno in _DENIED else StorageError
     return kind(
         f"{operation} {path}: {error.strerror or error}",
         hint="check that the directory exists, is writable and has space",

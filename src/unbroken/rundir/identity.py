@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ def open_run(directory: Path, *, name: str | None = None) -> RunIdentity:
     value = {
         "format": _FORMAT,
         "format_version": layout.FORMAT_VERSION,
-        "run_id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}",
+        "run_id": f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}",
         "name": name or directory.resolve().name,
         "created": time.time(),
     }

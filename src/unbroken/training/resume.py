@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.manifest import learning_rates
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import (
     CheckpointNotFoundError,
@@ -153,18 +153,6 @@ def report(
             *_changes("config", manifest.config, config),
         ),
     )
-
-
-def learning_rates(manifest: Manifest) -> tuple[float, ...]:
-    """Return the learning rate of each optimizer's groups, in the order of the manifest."""
-    rates: list[float] = []
-    for entry in manifest.parts.values():
-        groups = entry.state.get("groups", []) if isinstance(entry.state, dict) else []
-        for group in groups:
-            rate = group.get("options", {}).get("lr") if isinstance(group, dict) else None
-            if isinstance(rate, int | float):
-                rates.append(float(rate))
-    return tuple(rates)
 
 
 def _changes(where: str, then: Any, now: Any) -> list[str]:

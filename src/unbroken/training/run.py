@@ -112,13 +112,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered = False
         try:
             if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
                 self._complete()
             elif not isinstance(error, StopRequested):
                 self._fail(error)
         finally:
+            self._entered = False
             self._close()
 
     def epochs(self, count: int) -> Iterator[int]:
