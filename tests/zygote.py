@@ -1,0 +1,78 @@
+"""Fresh processes that need not import a framework again: forked from one that has done nothing else.
+
+Importing torch takes a second or two, and twin runs need dozens of processes. `python zygote.py` reads
+one request a line from stdin, forks, and runs the script in the child as `python script.py` would:
+same argv, same handling of exceptions and exit codes; the parent answers with the wait status.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def _zygote() -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("UNBROKEN_")}
+    zygote = subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    atexit.register(zygote.communicate)
+    return zygote
+
+
+def run_script(script: Path, *arguments: str, output: Path) -> subprocess.CompletedProcess[str]:
+    """Run `script` in a fresh process; what it prints goes through the file `output`."""
+    zygote = _zygote()
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    request = {"script": str(script), "arguments": list(arguments), "output": str(output)}
+    zygote.stdin.write(json.dumps(request) + "\n")
+    zygote.stdin.flush()
+    code = os.waitstatus_to_exitcode(int(zygote.stdout.readline()))
+    return subprocess.CompletedProcess([str(script), *arguments], code, stdout="", stderr=output.read_text())
+
+
+def _serve() -> dict[str, Any] | None:
+    """Fork for each request; return the request in the child, None in the parent when there are no more."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            request: dict[str, Any] = json.loads(line)
+            return request
+        print(os.waitpid(child, 0)[1], flush=True)
+    return None
+
+
+def _become(request: dict[str, Any]) -> None:
+    os.setsid()
+    written = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    sys.argv = [request["script"], *request["arguments"]]
+
+
+if __name__ == "__main__":
+    # torch.optim imports it on the first optimizer, which costs more than all else.
+    import torch._dynamo  # noqa: F401
+
+    import unbroken.training.run  # noqa: F401
+
+    wanted = _serve()
+    if wanted is not None:
+        _become(wanted)
+        # At the top level, so that an exception ends this process as it ends any script.
+        runpy.run_path(wanted["script"], run_name="__main__")
