@@ -6,7 +6,7 @@ import os
 import traceback
 from pathlib import Path
 
-from unbroken.errors import EXIT_ERROR, StaleWriterError, UnbrokenError, UsageError
+from unbroken.errors import EXIT_ERROR, StaleWriterError, StorageError, UnbrokenError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import Heartbeat
 from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
@@ -62,6 +62,13 @@ class Attempt:
         write_last_words(self.directory, words)
         self.journal.append(words.ending, step=words.step, reason=words.reason or words.message)
         self.journal.sync()
+
+    def say_failed(self, error: BaseException, step: int, checkpoint: str | None) -> None:
+        """Leave last words about `error`. If even that fails (a full disk), `error` still is the news."""
+        try:
+            self.say(failure_words(error, step, checkpoint))
+        except StorageError as silenced:
+            error.add_note(f"its last words could not be written: {silenced.message}")
 
     def close(self) -> None:
         """Release the run."""

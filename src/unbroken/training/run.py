@@ -22,7 +22,7 @@ from unbroken.rundir.last_words import LastWords
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training import families, resume
-from unbroken.training.attempt import Attempt, failure_words, say_refused
+from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
@@ -103,7 +103,7 @@ class Run:
         try:
             self._begin()
         except BaseException as error:
-            self._attempt.say(failure_words(error, self.step_count, None))
+            self._attempt.say_failed(error, self.step_count, None)
             self._close()
             raise
         self._entered = True
@@ -293,7 +293,7 @@ class Run:
         try:
             self._save_finally()
         except BaseException as error:
-            self._attempt.say(failure_words(error, self.step_count, self._saver.last_committed))
+            self._attempt.say_failed(error, self.step_count, self._saver.last_committed)
             raise
         self._beat("done")
         self._attempt.say(self._words("completed", "the training loop ended"))
@@ -304,7 +304,7 @@ class Run:
             self._saver.wait()
         except SaveFailedError as failed:
             error.add_note(f"and {failed.message}")
-        self._attempt.say(failure_words(error, self.step_count, self._saver.last_committed))
+        self._attempt.say_failed(error, self.step_count, self._saver.last_committed)
 
     def _words(self, ending: Any, reason: str) -> LastWords:
         return LastWords(

@@ -1,0 +1,91 @@
+"""Where words go: data to stdout, everything else to stderr, colour only for a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import click
+
+_BLANK = "-"
+
+
+def data(text: str) -> None:
+    """Print one line of what was asked for."""
+    print(text)
+
+
+def data_json(value: Any) -> None:
+    """Print `value` as one line of JSON."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print `rows` in columns under `header`; an empty cell shows as "-"."""
+    lines = [header, *([cell or _BLANK for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        data("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def note(text: str) -> None:
+    """Say something about what is going on, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(message: str, *, hint: str) -> None:
+    """Say what went wrong and what to do next, on stderr."""
+    note(f"{painted('error:', 'red', sys.stderr)} {message}\n\nhint: {hint}")
+
+
+def painted(text: str, colour: str, stream: TextIO) -> str:
+    """Return `text` in `colour` if `stream` is a terminal and NO_COLOR is not set."""
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return click.style(text, fg=colour)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people, in its two largest units.
+
+    >>> duration(0.25), duration(75), duration(7322)
+    ('0.2s', '1m15s', '2h02m')
+    """
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def size(size_bytes: int) -> str:
+    """Return a number of bytes for people, in powers of 1000.
+
+    >>> size(512), size(16300), size(1_490_000_000)
+    ('512 B', '16.3 kB', '1.5 GB')
+    """
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def metrics(values: dict[str, Any]) -> str:
+    """Return the metrics of a manifest for people: numbers in six digits, tagged ones by their tag."""
+    plain = {
+        name: value.get("$float") if isinstance(value, dict) else value for name, value in values.items()
+    }
+    return ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in plain.items()
+    )

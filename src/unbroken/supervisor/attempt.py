@@ -1,0 +1,172 @@
+"""One attempt from its start to the proof that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN, UnbrokenError
+from unbroken.rundir import layout
+from unbroken.rundir.heartbeat import read_heartbeat
+from unbroken.rundir.last_words import read_last_words
+from unbroken.rundir.processes import identify
+from unbroken.supervisor import evidence, progress
+from unbroken.supervisor.outcome import judge, not_started
+from unbroken.supervisor.process import ProcessTree, spawn
+from unbroken.supervisor.records import Records, say
+from unbroken.supervisor.restart_policy import Ended
+from unbroken.supervisor.stopping import StopWatch
+from unbroken.supervisor.verdict import ExitStatus, Facts, OomKills, Verdict, exit_status
+
+_LOOK_SECONDS = 0.5
+_LOOK_OFTEN_SECONDS = 0.02
+# Data workers and helper processes end by themselves soon after their leader.
+_LINGER_SECONDS = 1.0
+_TERM_SECONDS = 3.0
+_KILL_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How the tree came to its end, as the supervisor saw it."""
+
+    status: ExitStatus | None
+    because: str | None = None
+    leftovers: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+
+
+def run_attempt(
+    run_directory: Path,
+    command: Sequence[str],
+    attempt: int,
+    *,
+    stop: StopWatch,
+    records: Records,
+    known_checkpoint: str | None,
+    newest_verified: Callable[[Path], str | None],
+) -> Ended:
+    """Run `command` as an attempt and return how it ended, once nothing of it is left.
+
+    `known_checkpoint` is the newest one that is known already; it is not verified again.
+    """
+    directory = layout.attempt_directory(run_directory, attempt)
+    listed, kills = progress.newest_listed(run_directory), evidence.read_oom_kills()
+    started = time.monotonic()
+    records.show(state="starting", attempt=attempt, leader=None, next_start_seconds=None)
+    try:
+        leader = spawn(
+            command, environment=_environment(run_directory, attempt), output=directory / layout.OUTPUT_LOG
+        )
+    except OSError as error:
+        end, verdict = _End(status=None), not_started(command[0], error)
+    else:
+        records.event("attempt-started", attempt=attempt, process_id=leader)
+        records.show(state="running", leader=identify(leader))
+        end = _see_to_its_end(ProcessTree(leader), directory, stop, records)
+        verdict = _judge(directory, end, stop, listed, kills)
+    lived_seconds, step = time.monotonic() - started, _step(directory)
+    records.attempt_ended(attempt, status=end.status, verdict=verdict, lived_seconds=lived_seconds, step=step)
+    is_over = verdict.outcome == "completed" or stop.is_asked
+    is_unchanged = progress.newest_listed(run_directory) == listed
+    return Ended(
+        verdict=verdict,
+        started_seconds=started,
+        lived_seconds=lived_seconds,
+        has_words=read_last_words(directory) is not None,
+        made_step=_made_step(step, listed),
+        # Verifying reads all of a checkpoint: not while somebody waits for us to stop, and not twice.
+        checkpoint=known_checkpoint if is_over or is_unchanged else _verified(run_directory, newest_verified),
+    )
+
+
+def _environment(run_directory: Path, attempt: int) -> Mapping[str, str]:
+    # Output that waits in a buffer is lost with its process; so is the stack of a crash in C code.
+    wanted = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    ours = {layout.RUN_DIR_VARIABLE: str(run_directory), layout.ATTEMPT_VARIABLE: str(attempt)}
+    return {**wanted, **os.environ, **ours}
+
+
+def _see_to_its_end(tree: ProcessTree, directory: Path, stop: StopWatch, records: Records) -> _End:
+    because = _wait(tree, directory, stop, records)
+    leftovers: tuple[str, ...] = ()
+    if because is None and not tree.collect():
+        leftovers = tuple(str(member) for member in tree.members())
+    survivors = tree.end(term_seconds=_TERM_SECONDS if because is None else 0.0, kill_seconds=_KILL_SECONDS)
+    if leftovers:
+        records.event("leftovers-ended", processes=leftovers)
+    return _End(
+        status=exit_status(tree.wait_status) if tree.wait_status is not None else None,
+        because=because,
+        leftovers=leftovers,
+        survivors=tuple(survivors),
+    )
+
+
+def _wait(tree: ProcessTree, directory: Path, stop: StopWatch, records: Records) -> str | None:
+    """Wait until the tree is empty or must be ended; return why it must, unless it is only leftovers."""
+    linger_until: float | None = None
+    while not tree.collect():
+        if stop.is_overdue:
+            return "its time to save and stop was over"
+        if stop.is_asked:
+            tree.ask()
+        if tree.leader_ended:
+            linger_until = linger_until or time.monotonic() + _LINGER_SECONDS
+            is_waited_for = stop.is_asked and not _said_goodbye(tree, directory)
+            if time.monotonic() >= linger_until and not is_waited_for:
+                return None
+        if stop.wait(_LOOK_OFTEN_SECONDS if tree.leader_ended else _LOOK_SECONDS):
+            _announce(stop, records)
+    return None
+
+
+def _announce(stop: StopWatch, records: Records) -> None:
+    request = stop.request
+    assert request is not None, "announced without a request"
+    records.event("stop-requested", reason=request.reason, deadline=request.deadline_seconds)
+    records.show(state="stopping", reason=request.reason, deadline_seconds=request.deadline_seconds)
+
+
+def _said_goodbye(tree: ProcessTree, directory: Path) -> bool:
+    """Tell whether the run came to its end, or only a shell around it did."""
+    words = read_last_words(directory)
+    if words is not None and words.ending != "running":
+        return True
+    assert tree.wait_status is not None, "asked before the leader ended"
+    return exit_status(tree.wait_status).code in (EXIT_OK, EXIT_RUN_ME_AGAIN)
+
+
+def _judge(directory: Path, end: _End, stop: StopWatch, listed: str | None, before: OomKills) -> Verdict:
+    output = evidence.read_tail(directory / layout.OUTPUT_LOG)
+    facts = Facts(
+        is_stop_asked=stop.is_asked,
+        ended_because=end.because,
+        made_step=_made_step(_step(directory), listed),
+        oom_kills=evidence.new_oom_kills(before, evidence.read_oom_kills()),
+        seen_exception=evidence.last_exception(output),
+        leftovers=end.leftovers,
+        survivors=end.survivors,
+    )
+    return judge(end.status, read_last_words(directory), facts)
+
+
+def _step(directory: Path) -> int | None:
+    beat = read_heartbeat(directory / layout.HEARTBEAT)
+    return beat.step if beat is not None else None
+
+
+def _made_step(step: int | None, listed: str | None) -> bool:
+    return step is not None and step > (progress.step_of(listed) or 0)
+
+
+def _verified(run_directory: Path, newest_verified: Callable[[Path], str | None]) -> str | None:
+    try:
+        return newest_verified(run_directory)
+    except UnbrokenError as error:
+        # Not proved is no progress: the failures go on counting.
+        say(f"the newest checkpoint could not be verified: {error.message}")
+        return None

@@ -1,0 +1,83 @@
+"""Starting a supervisor as a process of its own that outlives whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from unbroken.errors import UnbrokenError, UsageError
+from unbroken.supervisor.supervisor import Plan
+
+
+def check_command(command: tuple[str, ...]) -> None:
+    """Raise UsageError if the command cannot be started, before anything is made for it."""
+    program = command[0]
+    if shutil.which(program) is not None:
+        return
+    if os.path.dirname(program) and os.path.exists(program):
+        problem = "is a directory" if os.path.isdir(program) else "is not executable"
+        raise UsageError(
+            f"{program}: it {problem}", hint=f"run it by its interpreter, or try `chmod +x {program}`"
+        )
+    raise UsageError(
+        f"{program}: no such command", hint="check the spelling, and that its environment is active"
+    )
+
+
+def launch(plan: Plan) -> subprocess.Popen[bytes]:
+    """Start the supervisor of `plan` and return its process once it keeps the run going.
+
+    Raises the error that prevents it, as the supervisor reported it.
+    """
+    # -P: a json.py in the user's directory must not take the place of the library's.
+    arguments = [sys.executable, "-P", "-m", "unbroken.supervisor", *_arguments(plan)]
+    process = subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None, "asked for a pipe"
+    # It ends when the supervisor turns to its log, or dies.
+    with process.stdout as pipe:
+        said = pipe.read().decode(errors="replace")
+    last = said.strip().rpartition("\n")[2]
+    try:
+        report = json.loads(last)
+    except ValueError:
+        report = {}
+    if "supervisor" in report:
+        return process
+    process.wait()
+    if "error" in report:
+        raise _error(**report["error"])
+    raise UnbrokenError(
+        f"the supervisor could not start: {last or 'it said nothing'}",
+        hint=f"try it by hand: {sys.executable} -P -m unbroken.supervisor --help",
+    )
+
+
+def _arguments(plan: Plan) -> Iterator[str]:
+    yield from ("--directory", str(plan.directory))
+    if plan.name is not None:
+        yield from ("--name", plan.name)
+    yield from ("--grace", str(plan.grace_seconds), "--backoff", str(plan.policy.base_seconds))
+    if plan.policy.max_restarts is not None:
+        yield from ("--max-restarts", str(plan.policy.max_restarts))
+    yield from ("--", *plan.command)
+
+
+def _error(kind: str, message: str, hint: str) -> UnbrokenError:
+    found = next((error for error in _family(UnbrokenError) if error.kind == kind), UnbrokenError)
+    return found(message, hint=hint)
+
+
+def _family(parent: type[UnbrokenError]) -> Iterator[type[UnbrokenError]]:
+    yield parent
+    for child in parent.__subclasses__():
+        yield from _family(child)

@@ -1,0 +1,202 @@
+"""Starting an attempt in a session of its own, and ending everything that came out of it.
+
+The supervisor is a child subreaper: a process whose parent died is handed to it, also one that made
+a session of its own to get away. So all that an attempt ever started is a descendant of the
+supervisor, and "the kernel knows no child of ours" proves that nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+# Python ignores SIGPIPE and SIGXFSZ, the supervisor SIGHUP, a shell's background job SIGINT and
+# SIGQUIT; ignored signals would stay ignored in the attempt.
+_RESET = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGXFSZ,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_LOOK_AGAIN_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One process of a tree; `state` is the letter of proc(5), "D" cannot be ended."""
+
+    process_id: int
+    parent_id: int
+    name: str
+    state: str
+    start_ticks: int
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} ({self.name}, state {self.state})"
+
+
+def become_subreaper() -> None:
+    """Make orphans among our descendants our children instead of init's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def spawn(command: Sequence[str], *, environment: Mapping[str, str], output: Path) -> int:
+    """Start `command` and return the id of its process, the leader.
+
+    It leads a session of its own, reads nothing, and writes stdout and stderr straight to the file
+    `output`: it needs no process of ours to live on. Raises OSError when it cannot be started.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawnp(
+        command[0],
+        list(command),
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o666),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=[],
+        setsigdef=_RESET,
+    )
+
+
+class ProcessTree:
+    """The process `leader` that this process started, and everything that came out of it.
+
+    Invariant: this process has no children but those of one tree, and it alone waits for them.
+    """
+
+    def __init__(self, leader: int) -> None:
+        self.leader = leader
+        self.wait_status: int | None = None
+        self._asked: set[tuple[int, int]] = set()
+
+    @property
+    def leader_ended(self) -> bool:
+        """True once `wait_status` holds how the leader ended, in the form of wait(2)."""
+        return self.wait_status is not None
+
+    def collect(self) -> bool:
+        """Take note of what ended, and return True when nothing of the tree is left."""
+        while True:
+            try:
+                process_id, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                # The proof: no child, not even a zombie. A descendant would have one of them above it.
+                return True
+            if process_id == 0:
+                return False
+            if process_id == self.leader:
+                self.wait_status = status
+
+    def ask(self) -> None:
+        """Send SIGTERM to the leader alone; once it ended, to those that were its children. Once each.
+
+        Their data workers must live on: their death would make the save fail that this signal asks for.
+        """
+        if not self.leader_ended:
+            heads = [member for member in _descendants(os.getpid()) if member.process_id == self.leader]
+        else:
+            # A shell that was between us and the training is gone, and what it ran is ours now.
+            heads = [member for member in _descendants(os.getpid()) if member.parent_id == os.getpid()]
+        _signal_once(heads, signal.SIGTERM, self._asked)
+
+    def members(self) -> list[Member]:
+        """Return the living processes of the tree, the leader included; one reading, not a proof."""
+        return [member for member in _descendants(os.getpid()) if member.state not in "ZX"]
+
+    def end(self, *, term_seconds: float, kill_seconds: float) -> list[str]:
+        """End all of the tree: SIGTERM, after `term_seconds` SIGKILL, for `kill_seconds` at most.
+
+        Returns in words what could not be ended; empty means proved empty.
+        """
+        if self._wait_empty(signal.SIGTERM, term_seconds) or self._wait_empty(signal.SIGKILL, kill_seconds):
+            return []
+        # Without the proof there is something, even where /proc does not show it to us.
+        return [str(member) for member in self.members()] or ["a process that cannot be seen"]
+
+    def _wait_empty(self, number: signal.Signals, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        signalled: set[tuple[int, int]] = set()
+        while not self.collect():
+            if time.monotonic() >= until:
+                return False
+            # Again and again: a process may have been forked while we looked at the others.
+            _signal_once(_descendants(os.getpid()), number, signalled)
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        return True
+
+
+def _signal_once(members: Sequence[Member], number: signal.Signals, done: set[tuple[int, int]]) -> None:
+    for member in members:
+        who = (member.process_id, member.start_ticks)
+        if who not in done:
+            done.add(who)
+            _signal(member, number)
+
+
+def _signal(member: Member, number: signal.Signals) -> None:
+    # The number may have gone to a stranger since it was read: look once more.
+    now = _read_member(member.process_id)
+    if now is None or now.start_ticks != member.start_ticks:
+        return
+    # PermissionError: a process of another user; it shows up among those that could not be ended.
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(member.process_id, number)
+        # A stopped process sees nothing but SIGKILL until it is continued.
+        os.kill(member.process_id, signal.SIGCONT)
+
+
+def _descendants(root: int) -> list[Member]:
+    children: defaultdict[int, list[Member]] = defaultdict(list)
+    for member in _everyone():
+        children[member.parent_id].append(member)
+    found: list[Member] = []
+    todo = [root]
+    while todo:
+        below = children.pop(todo.pop(), [])
+        found += below
+        todo += [member.process_id for member in below]
+    return found
+
+
+def _everyone() -> Iterator[Member]:
+    for entry in os.listdir("/proc"):
+        member = _read_member(int(entry)) if entry.isdecimal() else None
+        if member is not None:
+            yield member
+
+
+def _read_member(process_id: int) -> Member | None:
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    # The name stands in brackets and may hold anything, brackets too.
+    start, _, rest = text.rpartition(")")
+    fields = rest.split()
+    return Member(
+        process_id=process_id,
+        parent_id=int(fields[1]),
+        name=start.partition("(")[2],
+        state=fields[0],
+        start_ticks=int(fields[19]),
+    )

@@ -1,0 +1,88 @@
+"""What the supervisor leaves on disk: journal, snapshot, the end of each attempt, its own words."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from unbroken.errors import StorageError
+from unbroken.rundir import layout
+from unbroken.rundir.files import write_json
+from unbroken.rundir.journal import Journal
+from unbroken.supervisor.states import Snapshot, write_state
+from unbroken.supervisor.verdict import ExitStatus, Verdict
+
+
+class Records:
+    """Writes the records of the run in `directory`.
+
+    A full or vanished disk must not end supervision, which is there to outlast it: what cannot be
+    written is reported to supervisor.log, and the run goes on.
+    """
+
+    def __init__(self, directory: Path, snapshot: Snapshot) -> None:
+        self._directory = directory
+        self._journal = Journal(directory / layout.JOURNAL_FILE)
+        self.snapshot = snapshot
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Append an event to the journal."""
+        self._write(lambda: self._journal.append(kind, **fields))
+
+    def show(self, **changes: Any) -> None:
+        """Change the snapshot that `status` reads."""
+        self.snapshot = replace(self.snapshot, changed_seconds=time.time(), **changes)
+        self._write(lambda: write_state(self._directory, self.snapshot))
+
+    def attempt_ended(
+        self,
+        attempt: int,
+        *,
+        status: ExitStatus | None,
+        verdict: Verdict,
+        lived_seconds: float,
+        step: int | None,
+    ) -> None:
+        """Leave exit.json and verdict.json with an attempt, and the event in the journal."""
+        directory = layout.attempt_directory(self._directory, attempt)
+        end = {
+            "code": status.code if status is not None else None,
+            "signal": status.signal_name if status is not None else "",
+            "ended": time.time(),
+            "lived_seconds": round(lived_seconds, 3),
+            "step": step,
+        }
+        self._write(lambda: write_json(directory / layout.EXIT_FILE, end))
+        self._write(lambda: write_json(directory / layout.VERDICT_FILE, asdict(verdict)))
+        self.event("attempt-ended", attempt=attempt, **end, **_brief(verdict))
+        self.show(outcome=verdict.outcome, evidence=verdict.evidence)
+
+    def close(self) -> None:
+        """Make the journal durable and release it."""
+        with suppress(OSError):
+            self._journal.sync()
+        self._journal.close()
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            say(f"could not {error.message}")
+
+
+def say(text: str) -> None:
+    """Write one line to the supervisor's own log, if that is possible."""
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+    # The last resort has none: the log may be on the same full disk.
+    with suppress(OSError):
+        os.write(2, line.encode(errors="replace"))
+
+
+def _brief(verdict: Verdict) -> dict[str, Any]:
+    names = ("outcome", "confidence", "evidence", "hint", "is_saved")
+    return {name: getattr(verdict, name) for name in names}
