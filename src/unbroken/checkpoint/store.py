@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.listing import list_names
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest, read_tensors
 from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
@@ -72,8 +73,7 @@ class CheckpointStore:
 
     def names(self) -> list[str]:
         """Return the names of all committed checkpoints, oldest first, damaged ones included."""
-        found = [(layout.parse_checkpoint_name(name), name) for name in self.storage.list(layout.CHECKPOINTS)]
-        return [name for _, name in sorted((order, name) for order, name in found if order is not None)]
+        return list_names(self.storage)
 
     def get(self, name: str) -> Checkpoint:
         """Return the checkpoint `name`. Raises CheckpointNotFoundError, DamagedError, FormatVersionError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -30,7 +30,7 @@ def write_checkpoint(
     durable and nothing is visible yet; what it raises ends the save. On any error the staged files
     are removed and the storage is as it was.
     """
-    staging = f"{layout.CHECKPOINTS}/{layout.STAGING_PREFIX}{name}-{secrets.token_hex(4)}"
+    staging = f"{layout.CHECKPOINTS}/{layout.STAGING_PREFIX}{name}-{os.urandom(4).hex()}"
     try:
         manifest = _manifest(snapshot, name)
         for plan in snapshot.plans:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.checkpoint.store import CheckpointStore
+from unbroken.checkpoint.listing import list_names
 from unbroken.errors import CheckpointNotFoundError, UsageError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
@@ -39,14 +39,14 @@ def locate_checkpoint(path: Path) -> Located:
 
 def locate_all(run_directory: Path) -> list[Located]:
     """Return all checkpoints of the run in `run_directory`, oldest first."""
-    store = CheckpointStore(run_directory)
+    storage = LocalStorage(run_directory)
     return [
         Located(
-            storage=store.storage,
+            storage=storage,
             tree=f"{layout.CHECKPOINTS}/{name}",
             directory=run_directory / layout.CHECKPOINTS / name,
         )
-        for name in store.names()
+        for name in list_names(storage)
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +38,7 @@ class LocalStorage:
         path = self._path(key)
         with _translated("write", key):
             self._make_directory(path.parent)
-            temporary = path.parent / f"{_HIDDEN}{secrets.token_hex(8)}"
+            temporary = path.parent / f"{_HIDDEN}{os.urandom(8).hex()}"
             try:
                 size = _write_file(temporary, chunks)
                 os.replace(temporary, path)
@@ -116,7 +115,7 @@ class LocalStorage:
                 path.unlink()
             else:
                 # Renamed first: a reader never meets half a tree, and a crash leaves a hidden name only.
-                doomed = path.parent / f"{_HIDDEN}{secrets.token_hex(8)}"
+                doomed = path.parent / f"{_HIDDEN}{os.urandom(8).hex()}"
                 os.rename(path, doomed)
                 _sync_directory(path.parent)
                 shutil.rmtree(doomed)

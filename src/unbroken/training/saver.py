@@ -98,7 +98,8 @@ class Saver:
 
     def _point_latest(self, name: str) -> None:
         link = self._directory / layout.LATEST_LINK
-        temporary = link.with_name(f".{layout.LATEST_LINK}-{os.getpid()}")
+        # One name for all: what a killed process left is replaced by the next, not kept for ever.
+        temporary = link.with_name(f".{layout.LATEST_LINK}-new")
         # A convenience for people: a file system without symbolic links does without it.
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -184,8 +184,6 @@ class ResumableLoader:
     def _begin(self) -> _Iteration:
         self._held = held = HeldGenerators(_roots(self._loader))
         marks: _State = {"start": _snapshot(held)}
-        if not self._loader.persistent_workers:
-            self._workers = {}
         lived_on = self._workers_start is not None
         stand_in = lived_on and self._copy is None
         plan = IndexPlan(
