@@ -5,7 +5,7 @@ import enum
 import json
 import math
 import pathlib
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, deque, namedtuple
 from typing import Any
 
 import pytest
@@ -105,6 +105,8 @@ def test_any_plain_value_survives_the_round_trip_with_its_type(value: object) ->
         b"inline",
         b"x" * 65,
         range(1, 10, 3),
+        Counter({3: 1, "x": 7}),
+        deque([1, (2,)], maxlen=5),
         Colour.RED,
         pathlib.Path("/a/b"),
         Point(1, (2, 3)),

@@ -15,7 +15,7 @@ import enum
 import math
 import pathlib
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -281,6 +281,8 @@ _CONTAINERS: dict[type, Callable[[Encoder, Any, str], Json]] = {
     set: lambda encoder, value, path: {"$set": _sorted(encoder._items(value, path))},
     frozenset: lambda encoder, value, path: {"$frozenset": _sorted(encoder._items(value, path))},
     OrderedDict: lambda encoder, value, path: {"$ordered": encoder._pairs(value, path)},
+    Counter: lambda encoder, value, path: {"$counter": encoder._pairs(value, path)},
+    deque: lambda encoder, value, path: {"$deque": [value.maxlen, encoder._items(value, path)]},
 }
 _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "$int": lambda _, value: int(value),
@@ -293,6 +295,8 @@ _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "$set": lambda decoder, value: {decoder.decode(item) for item in value},
     "$frozenset": lambda decoder, value: frozenset(decoder.decode(item) for item in value),
     "$dict": Decoder._dict,
+    "$counter": lambda decoder, value: Counter(decoder._dict(value)),
+    "$deque": lambda decoder, value: deque(decoder.decode(value[1]), maxlen=value[0]),
     "$ordered": lambda decoder, value: OrderedDict(decoder._dict(value)),
     "$enum": lambda _, value: _loaded_class(value[0])[value[1]],
     "$path": lambda _, value: pathlib.Path(value),
