@@ -18,7 +18,7 @@ from unbroken.errors import (
     UsageError,
 )
 from unbroken.rundir import control, identity, layout
-from unbroken.rundir.files import create_json, read_json, write_json
+from unbroken.rundir.files import create_json, read_json, sweep_temporary, write_json
 from unbroken.rundir.heartbeat import Heartbeat, read_heartbeat
 from unbroken.rundir.journal import Journal, number, read_events
 from unbroken.rundir.last_words import LastWords, read_last_words, write_last_words
@@ -284,6 +284,17 @@ class TestFiles:
         assert not create_json(tmp_path / "f", {"b": 2})
         assert read_json(tmp_path / "f") == {"a": 1}
         assert os.listdir(tmp_path) == ["f"]
+
+    def test_what_a_dead_writer_left_is_swept_and_what_a_living_one_writes_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+            dead.wait()
+        (tmp_path / f".unbroken-tmp-{dead.pid}-00").write_text("{")
+        (tmp_path / f".unbroken-tmp-{os.getpid()}-00").write_text("{")
+        (tmp_path / "mine").write_text("x")
+        assert sweep_temporary(tmp_path) == [f".unbroken-tmp-{dead.pid}-00"]
+        assert sorted(os.listdir(tmp_path)) == [f".unbroken-tmp-{os.getpid()}-00", "mine"]
 
     def test_a_file_where_a_directory_should_be_is_denied_with_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_text("")

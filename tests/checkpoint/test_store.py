@@ -173,7 +173,10 @@ def test_sweep_removes_interrupted_saves_only(tmp_path: Path) -> None:
     store.save(snapshot_at(1))
     (tmp_path / "checkpoints/.staging-step-00000002-ab").mkdir()
     (tmp_path / "checkpoints/.staging-step-00000002-ab/x").write_text("half")
-    assert store.sweep() == [".staging-step-00000002-ab"]
+    store.quarantine(store.save(snapshot_at(2)).name, "a test")
+    (tmp_path / "quarantine/step-00000002/.unbroken-tmp-1").write_text("half")
+    assert store.sweep() == [".staging-step-00000002-ab", ".unbroken-tmp-1"]
+    assert sorted(os.listdir(tmp_path / "quarantine/step-00000002")) == ["reason.json", "step-00000002"]
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -82,6 +83,14 @@ def test_a_stop_that_was_obeyed_does_not_stop_the_next_start(bench: Bench, train
     assert end(viewer)[0] == 75
     assert not (bench.directory / "control" / "stop.json").exists()
     assert bench.run("echo", "again").returncode == 0
+
+
+def test_stop_tells_programs_how_the_run_ended(bench: Bench, training: str) -> None:
+    viewer = start_training(bench, training)
+    done = bench.cli("stop", "it", "--json")
+    found = json.loads(done.stdout)
+    assert (found["state"], found["exit_code"], found["outcome"]) == ("stopped", 75, "stopped")
+    assert end(viewer)[0] == 75
 
 
 def test_a_run_that_does_not_stop_in_time_is_killed(bench: Bench) -> None:

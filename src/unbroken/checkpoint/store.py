@@ -168,6 +168,8 @@ class CheckpointStore:
             self.storage.delete(f"{layout.CHECKPOINTS}/{name}")
         if isinstance(self.storage, LocalStorage):
             left += self.storage.sweep(layout.CHECKPOINTS)
+            for place in self.storage.list(layout.QUARANTINE):
+                left += self.storage.sweep(f"{layout.QUARANTINE}/{place}")
         return left
 
     def _is_newest_intact(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from unbroken.cli import output
+from unbroken.cli.status import describe_run
 from unbroken.cli.target import find_run
 from unbroken.errors import NotRunningError, UnbrokenError
 from unbroken.rundir.control import request_stop
@@ -31,10 +32,14 @@ _BEYOND_DEADLINE_SECONDS = 90.0
     metavar="SECONDS",
     help="How long it may take to save before it is killed; otherwise what `run --grace` said.",
 )
-def stop(target: str | None, now: bool, timeout: float | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="JSON: one object, when the run has stopped.")
+def stop(target: str | None, now: bool, timeout: float | None, as_json: bool) -> None:
     """Ask the run TARGET, a name or a directory, to save and stop, and wait until it has.
 
     It is an error (1) if the run is not running.
+
+    \b
+    Fields of --json: those of `unbroken status --json`, of the run as it ended.
     """
     directory = find_run(target)
     state = _running(directory)
@@ -49,6 +54,8 @@ def stop(target: str | None, now: bool, timeout: float | None) -> None:
             f"run {state.name}: it has not stopped, {beyond} beyond its time",
             hint=f"`unbroken status {directory}` shows what it waits for",
         )
+    if as_json:
+        output.data_json(describe_run(directory))
     output.note(f"run {ended.name}: {ended.state}: {ended.reason}")
 
 

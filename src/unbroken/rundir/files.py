@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import StorageDeniedError, StorageError
+from unbroken.rundir.processes import identify
+from unbroken.storage.base import TEMPORARY_PREFIX
 
 # No rights, a read-only file system, or a file where a directory has to be.
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
@@ -17,7 +19,7 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
     """Replace the file at `path` by `value`; readers see the old or the new value, never half."""
-    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
@@ -40,7 +42,7 @@ def create_json(path: Path, value: dict[str, Any]) -> bool:
 
     Of several processes that race, exactly one gets True, and none ever sees half a file.
     """
-    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,6 +82,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
             hint="restore that file from a copy, or move it away",
         )
     return value
+
+
+def sweep_temporary(directory: Path) -> list[str]:
+    """Remove the files directly in `directory` that processes left which died while writing; return them.
+
+    Files of processes that live are left alone: several write to a run directory.
+    """
+    left = []
+    for path in directory.glob(f"{TEMPORARY_PREFIX}*"):
+        process_id = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")[0]
+        if process_id.isdecimal() and identify(int(process_id)) is None:
+            path.unlink(missing_ok=True)
+            left.append(path.name)
+    return left
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def failed(operation: str, path: Path, error: OSError) -> StorageError:

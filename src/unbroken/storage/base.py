@@ -11,6 +11,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # A method called `list` hides the builtin inside its class.
 Names: TypeAlias = list[str]
 
+# Names that no reader is shown: what is being written, or being deleted.
+TEMPORARY_PREFIX = ".unbroken-tmp-"
+
 
 @runtime_checkable
 class Storage(Protocol):

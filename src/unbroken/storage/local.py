@@ -15,14 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
-from unbroken.storage.base import Buffer, Names, check_key, cut_short, exists, missing
+from unbroken.storage.base import TEMPORARY_PREFIX, Buffer, Names, check_key, cut_short, exists, missing
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 # One write call takes at most 2 GiB on Linux; smaller pieces also let other threads run in between.
 _PIECE_BYTES = 16 << 20
-# A name that `list` never shows: what is being written, or being deleted.
-_HIDDEN = ".unbroken-tmp-"
 
 
 class LocalStorage:
@@ -38,7 +36,7 @@ class LocalStorage:
         path = self._path(key)
         with _translated("write", key):
             self._make_directory(path.parent)
-            temporary = path.parent / f"{_HIDDEN}{os.urandom(8).hex()}"
+            temporary = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
             try:
                 size = _write_file(temporary, chunks)
                 os.replace(temporary, path)
@@ -102,7 +100,7 @@ class LocalStorage:
         path = self._path(prefix) if prefix else self.root
         with _translated("list", prefix or "."):
             try:
-                return sorted(name for name in os.listdir(path) if not name.startswith(_HIDDEN))
+                return sorted(name for name in os.listdir(path) if not name.startswith(TEMPORARY_PREFIX))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -115,7 +113,7 @@ class LocalStorage:
                 path.unlink()
             else:
                 # Renamed first: a reader never meets half a tree, and a crash leaves a hidden name only.
-                doomed = path.parent / f"{_HIDDEN}{os.urandom(8).hex()}"
+                doomed = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
                 os.rename(path, doomed)
                 _sync_directory(path.parent)
                 shutil.rmtree(doomed)
@@ -129,7 +127,7 @@ class LocalStorage:
         path = self._path(prefix) if prefix else self.root
         with _translated("sweep", prefix or "."):
             names = sorted(os.listdir(path)) if path.is_dir() else []
-            left = [name for name in names if name.startswith(_HIDDEN)]
+            left = [name for name in names if name.startswith(TEMPORARY_PREFIX)]
             for name in left:
                 if (path / name).is_dir():
                     shutil.rmtree(path / name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unbroken.errors import EXIT_ERROR, StaleWriterError, StorageError, UnbrokenError, UsageError
 from unbroken.rundir import layout
+from unbroken.rundir.files import sweep_temporary
 from unbroken.rundir.heartbeat import Heartbeat
 from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
 from unbroken.rundir.journal import Journal
@@ -38,6 +39,13 @@ class Attempt:
         except BaseException:
             self._lock.release()
             raise
+
+    def sweep(self) -> list[str]:
+        """Remove the half-written small files of processes that died, and return their names."""
+        top = self._run_directory
+        older = [layout.attempt_directory(top, number) for number in layout.attempts(top)]
+        places = [top, (top / layout.STOP_FILE).parent, *older]
+        return [name for place in places for name in sweep_temporary(place)]
 
     def may_commit(self) -> None:
         """Raise StaleWriterError if a newer attempt exists or another process holds the run.

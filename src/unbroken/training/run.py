@@ -208,7 +208,7 @@ class Run:
         attempt = self._attempt
         store = CheckpointStore(self.directory)
         self._beat("restoring")
-        swept = store.sweep()
+        swept = [*store.sweep(), *attempt.sweep()]
         self._environment: dict[str, Any] = {
             name: _plain(value, f"environment/{name}") for name, value in families.environment().items()
         }
