@@ -34,7 +34,7 @@ def verify(target: str | None, as_json: bool) -> None:
         for _, found in results:
             _show(found)
     if not all(found.is_intact for _, found in results):
-        sys.exit(EXIT_DAMAGED)
+        click.get_current_context().exit(EXIT_DAMAGED)
 
 
 def _show(found: Verification) -> None:
