@@ -2,7 +2,8 @@
 
 Importing torch takes a second or two, and twin runs need dozens of processes. `python zygote.py` reads
 one request a line from stdin, forks, and runs the script in the child as `python script.py` would:
-same argv, same handling of exceptions and exit codes; the parent answers with the wait status.
+same argv, same handling of exceptions and exit codes; the parent answers with the process id at once and
+with the wait status at the end.
 """
 
 from __future__ import annotations
@@ -32,16 +33,35 @@ def _zygote() -> subprocess.Popen[str]:
     return zygote
 
 
-def run_script(script: Path, *arguments: str, output: Path) -> subprocess.CompletedProcess[str]:
-    """Run `script` in a fresh process; what it prints goes through the file `output`."""
+class Running:
+    """A script that runs in a process of its own."""
+
+    def __init__(self, process_id: int, arguments: list[str], output: Path) -> None:
+        self.process_id = process_id
+        self._arguments = arguments
+        self._output = output
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Return when it has ended. Its exit code is minus the signal's number if one ended it."""
+        answer = _zygote().stdout.readline()  # type: ignore[union-attr]
+        code = os.waitstatus_to_exitcode(int(answer))
+        return subprocess.CompletedProcess(self._arguments, code, stdout="", stderr=self._output.read_text())
+
+
+def start_script(script: Path, *arguments: str, output: Path) -> Running:
+    """Start `script` in a fresh process; what it prints goes to the file `output`. One at a time."""
     zygote = _zygote()
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     request = {"script": str(script), "arguments": list(arguments), "output": str(output)}
     zygote.stdin.write(json.dumps(request) + "\n")
     zygote.stdin.flush()
-    code = os.waitstatus_to_exitcode(int(zygote.stdout.readline()))
-    return subprocess.CompletedProcess([str(script), *arguments], code, stdout="", stderr=output.read_text())
+    return Running(int(zygote.stdout.readline()), [str(script), *arguments], output)
+
+
+def run_script(script: Path, *arguments: str, output: Path) -> subprocess.CompletedProcess[str]:
+    """Run `script` in a fresh process to its end."""
+    return start_script(script, *arguments, output=output).wait()
 
 
 def _serve() -> dict[str, Any] | None:
@@ -51,6 +71,7 @@ def _serve() -> dict[str, Any] | None:
         if child == 0:
             request: dict[str, Any] = json.loads(line)
             return request
+        print(child, flush=True)
         print(os.waitpid(child, 0)[1], flush=True)
     return None
 
