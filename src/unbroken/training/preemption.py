@@ -1,4 +1,4 @@
-"""Requests to stop: signals and the stop file. They set a flag; the step boundary acts on it."""
+"""Requests from outside: signals and files. They set a flag; the step boundary acts on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 from unbroken.errors import EXIT_RUN_ME_AGAIN
 from unbroken.rundir import layout
-from unbroken.rundir.control import read_stop
+from unbroken.rundir.control import read_stop, take_save_request
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -23,15 +23,17 @@ class StopRequested(SystemExit):
         self.reason = reason
 
 
-class StopWatch:
-    """Knows whether this run was asked to stop.
+class Requests:
+    """Knows whether this run was asked to stop, or to save.
 
     Signals can only be taken over in the main thread; elsewhere the stop file alone is watched.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        # Strings, and one system call each: both are looked for at every step.
         self._stop_file = str(directory / layout.STOP_FILE)
+        self._save_file = str(directory / layout.SAVE_NOW_FILE)
         self._signal: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -47,14 +49,18 @@ class StopWatch:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
 
-    def reason(self) -> str | None:
-        """Return why the run should stop, or None. Costs one system call: asked at every step."""
+    def stop_reason(self) -> str | None:
+        """Return why the run should stop, or None."""
         if self._signal is not None:
             return f"signal {signal.Signals(self._signal).name}"
         if os.path.exists(self._stop_file):
             request = read_stop(self._directory)
             return request.reason if request is not None else None
         return None
+
+    def take_save(self) -> bool:
+        """Tell whether a checkpoint was asked for since the last call."""
+        return os.path.exists(self._save_file) and take_save_request(self._directory)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number

@@ -17,7 +17,6 @@ from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import SaveFailedError, UnbrokenError, UsageError
 from unbroken.rundir import layout
-from unbroken.rundir.control import take_save_request
 from unbroken.rundir.last_words import LastWords
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
@@ -26,7 +25,7 @@ from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
-from unbroken.training.preemption import StopRequested, StopWatch
+from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.save_policy import EveryMinutes, Progress, SavePolicy
 from unbroken.training.saver import Saver
 
@@ -99,7 +98,7 @@ class Run:
             keep=self._keep,
             may_commit=self._attempt.may_commit,
         )
-        self._stop = StopWatch(self.directory)
+        self._requests = Requests(self.directory)
         try:
             self._begin()
         except BaseException as error:
@@ -237,14 +236,14 @@ class Run:
         )
         attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.last_committed))
         _tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
-        self._stop.install()
+        self._requests.install()
         self._beat("training")
 
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
         self._saver.raise_failure()
         self._beat("training")
-        reason = self._stop.reason()
+        reason = self._requests.stop_reason()
         if reason is not None:
             self._leave(reason)
         if self._is_save_due():
@@ -262,7 +261,7 @@ class Run:
             seconds_since_save=time.monotonic() - self._saved_at,
         )
         due = any(policy.is_due(progress) for policy in self._save_policies)
-        return take_save_request(self.directory) or due
+        return self._requests.take_save() or due
 
     def _saved_here(self) -> None:
         self._saved_step = self.step_count
@@ -315,7 +314,7 @@ class Run:
         self._attempt.beat(phase, self.step_count, self._saver.last_committed_step)
 
     def _close(self) -> None:
-        self._stop.remove()
+        self._requests.remove()
         self._saver.close()
         self._attempt.close()
 
