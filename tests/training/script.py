@@ -75,7 +75,7 @@ def main() -> None:
         nn.Linear(wanted.width, 3),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=100)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=50_000)
     loader = DataLoader(
         Noisy(),
         batch_size=8,

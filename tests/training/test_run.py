@@ -125,7 +125,7 @@ class TestBeginAndGoOn:
             run.save,
             run.record,
             lambda: next(run.epochs(1)),
-            lambda: next(run.batches([])),
+            lambda: run.batches([]),
         ]
         for call in calls:
             with pytest.raises(UsageError, match="expected to be inside the `with` block"):
@@ -242,6 +242,50 @@ class TestEpochsAndBatches:
         loader = self.loader()
         assert first + self.run_to(tmp_path / "cut", None, [loader, loader]) == whole
 
+    @pytest.mark.parametrize("stop_at", range(1, 10, 2))
+    def test_two_loaders_side_by_side_go_on_where_they_were(self, tmp_path: Path, stop_at: int) -> None:
+        def run_to(directory: Path, stop_at: int | None) -> list[tuple[list[int], list[int]]]:
+            seen = []
+            first, second = self.loader(), self.loader()
+            try:
+                with unbroken.Run(directory, save=[unbroken.EverySteps(1)]) as run:
+                    for _ in run.epochs(2):
+                        for (one,), (two,) in zip(run.batches(first), run.batches(second), strict=True):
+                            seen.append((one.tolist(), two.tolist()))
+                            run.step()
+                            if len(seen) == stop_at:
+                                raise InterruptedError
+            except InterruptedError:
+                pass
+            return seen
+
+        torch.manual_seed(1)
+        loaders = self.loader(), self.loader()
+        plain = [
+            (one.tolist(), two.tolist()) for _ in range(2) for (one,), (two,) in zip(*loaders, strict=True)
+        ]
+        torch.manual_seed(1)
+        first = run_to(tmp_path, stop_at)
+        torch.manual_seed(99)
+        assert first + run_to(tmp_path, None) == plain
+
+    @pytest.mark.parametrize("stop_at", range(6, 20, 3))
+    def test_a_generator_that_two_loaders_share_is_not_set_back(self, tmp_path: Path, stop_at: int) -> None:
+        def loaders() -> list[Any]:
+            shared = torch.Generator().manual_seed(3)
+            data = TensorDataset(torch.arange(10))
+            return [DataLoader(data, batch_size=2, shuffle=True, generator=shared) for _ in range(2)]
+
+        whole = self.run_to(tmp_path / "whole", None, loaders())
+        first = self.run_to(tmp_path / "cut", stop_at, loaders())
+        assert first + self.run_to(tmp_path / "cut", None, loaders()) == whole
+
+    def test_one_object_of_batches_serves_every_epoch_and_knows_its_length(self, tmp_path: Path) -> None:
+        with unbroken.Run(tmp_path) as run:
+            batches = run.batches(self.loader())
+            assert len(batches) == 5
+            assert [len(list(batches)) for _ in run.epochs(3)] == [5, 5, 5]
+
     @pytest.mark.parametrize("stop_at", [1, 3, 4, 7])
     def test_a_plain_list_of_batches_is_resumed_by_reading_it_again(
         self, tmp_path: Path, stop_at: int
@@ -269,7 +313,7 @@ class TestEpochsAndBatches:
             pytest.raises(UnsupportedStateError, match="which can be read once only"),
             unbroken.Run(tmp_path) as run,
         ):
-            next(run.batches(iter([1])))
+            iter(run.batches(iter([1])))
 
     def test_a_list_that_became_shorter_is_refused(self, tmp_path: Path) -> None:
         self.run_to(tmp_path, 3, [[[1], [2], [3], [4]]])

@@ -113,6 +113,10 @@ class HeldGenerators:
         """Where the generators are, sorted."""
         return tuple(self._places)
 
+    def objects(self) -> list[object]:
+        """Return the generators themselves, in the order of `paths`."""
+        return [self._generator(path) for path in self._places]
+
     def capture(self) -> dict[str, object]:
         """Return the states by path, as plain values.
 

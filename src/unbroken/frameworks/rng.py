@@ -42,8 +42,7 @@ def capture_global_rng() -> dict[str, object]:
 def restore_global_rng(state: Mapping[str, object]) -> None:
     """Put the process-wide generators into `state`, which `capture_global_rng` returned, here or elsewhere.
 
-    A library that `state` names is imported if need be: an import made later would not disturb the generator,
-    but it could not be set now either.
+    A library that `state` names is imported here, if it has not been yet.
 
     Raises:
         StateMismatchError: a library or device of `state` is missing here, or one is in use here of whose

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.frameworks.generators import generator_state, set_generator_state
 from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
 from unbroken.training import families
 
@@ -24,7 +25,14 @@ class ResumableBatches(Protocol):
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
     ) -> Iterator[Any]:
-        """Yield the batches of a pass: a new one, or with `inside_epoch` the rest of the restored one."""
+        """Return the batches of a pass: a new one, or with `inside_epoch` the rest of the restored one.
+
+        What the beginning of a pass draws is drawn by the call, not at the first batch.
+        """
+        ...
+
+    def generators(self) -> list[object]:
+        """Return the random generators that a restore sets, the process's own ones aside."""
         ...
 
 
@@ -52,6 +60,9 @@ class ReplayedIterable:
         self._consumed, self._start = state["consumed"], state["start_rng"]
         self._restored = True
 
+    def generators(self) -> list[object]:
+        return []
+
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
     ) -> Iterator[Any]:
@@ -70,6 +81,9 @@ class ReplayedIterable:
                 )
         if after_replay is not None:
             after_replay()
+        return self._count(iterator)
+
+    def _count(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for item in iterator:
             self._consumed += 1
             yield item
@@ -82,6 +96,22 @@ class _Slot:
         self.loader = loader
         self.batches = batches
         self.passes = 0
+
+
+class Batches:
+    """The batches of a loader, for one `for` loop or for several: each begins a pass."""
+
+    def __init__(self, position: Position, loader: object, restore_rng: Callable[[], None]) -> None:
+        self._position = position
+        self._loader = loader
+        self._restore_rng = restore_rng
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._position.begin_pass(self._loader, self._restore_rng)
+
+    def __len__(self) -> int:
+        """The length of a whole pass, where the loader knows it."""
+        return len(self._loader)  # type: ignore[arg-type]
 
 
 class Position:
@@ -121,25 +151,35 @@ class Position:
         self.epoch += 1
         self.inside_epoch = False
 
-    def batches(self, loader: object, restore_rng: Callable[[], None]) -> Iterator[Any]:
-        """Yield the batches of `loader` that training has not consumed yet."""
+    def begin_pass(self, loader: object, restore_rng: Callable[[], None]) -> Iterator[Any]:
+        """Return the batches of `loader` that training has not consumed yet."""
         index, resumed = self._slot(loader)
         slot = self._slots[index]
         done = resumed.get("passes", 0)
-        if slot.passes < done - 1:
-            # A pass that was completed before the one the checkpoint stands in.
-            slot.passes += 1
-            return
         slot.passes += 1
+        if slot.passes < done:
+            # A pass that was completed before the one the checkpoint stands in.
+            return iter(())
         if not resumed:
-            yield from slot.batches.iterate()
-            return
+            return slot.batches.iterate()
         self._pending[index] = {}
-        slot.batches.restore(resumed["state"])
+        self._restore(slot, resumed["state"])
         if done:
-            yield from slot.batches.iterate(inside_epoch=True, after_replay=restore_rng)
-        else:
-            yield from slot.batches.iterate()
+            return slot.batches.iterate(inside_epoch=True, after_replay=restore_rng)
+        return slot.batches.iterate()
+
+    def _restore(self, slot: _Slot, state: dict[str, Any]) -> None:
+        # A generator that a loader in use shares with this one has moved on since it was restored.
+        in_use = [
+            generator
+            for other in self._slots
+            if other is not slot and other.passes
+            for generator in other.batches.generators()
+        ]
+        states = [generator_state(generator) for generator in in_use]
+        slot.batches.restore(state)
+        for generator, kept in zip(in_use, states, strict=True):
+            set_generator_state(generator, kept)
 
     def _slot(self, loader: object) -> tuple[int, dict[str, Any]]:
         """Return the place for `loader` and the position still to be restored there, if any.

@@ -24,7 +24,7 @@ from unbroken.training import families, resume
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
-from unbroken.training.position import Position
+from unbroken.training.position import Batches, Position
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.save_policy import EveryMinutes, Progress, SavePolicy
 from unbroken.training.saver import Saver
@@ -137,15 +137,18 @@ class Run:
             self._attempt.journal.append("epoch", epoch=epoch, step=self.step_count)
             self._at_boundary()
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of `loader`; in an epoch that is resumed, only those not yet consumed.
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """Return the batches of `loader`; in an epoch that is resumed, only those not yet consumed.
 
         `loader` is a map-style DataLoader with any sampler and any number of workers, whose order,
         worker randomness and values are those it would have given uninterrupted, or any iterable that
         begins anew each time, whose consumed items are read again.
+
+        Each `for` loop over the result is a pass. Raises, when a pass begins, UnsupportedStateError for
+        a loader that cannot be continued exactly and StateMismatchError for one that has changed.
         """
         self._check_entered("batches")
-        return self._position.batches(loader, self._parts.restore_rng)
+        return Batches(self._position, loader, self._parts.restore_rng)
 
     def step(self, **metrics: Any) -> None:
         """Say that one optimizer step is complete; call it last in the body of the loop.

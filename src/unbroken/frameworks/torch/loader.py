@@ -89,6 +89,10 @@ class ResumableLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def generators(self) -> list[object]:
+        """Return the random generators that the loader and its dataset hold; a restore sets them."""
+        return self._held.objects()
+
     def state(self) -> dict[str, object]:
         """Return the position after the last batch that was handed out, as plain values.
 
@@ -157,8 +161,9 @@ class ResumableLoader:
         Args:
             inside_epoch: yield what the restored epoch has left, which is nothing if it had ended or had been
                 left. A loader that had not begun any epoch begins its first.
-            after_replay: called once, when nothing before the first batch draws any more in the main process
-                except for a new epoch; sets the shared generators to the values of the checkpoint.
+            after_replay: called once, to put the generators that everybody shares where they were at the
+                checkpoint: after all that the replay draws in the main process and before its first batch,
+                or before a new epoch draws anything.
 
         Raises:
             StateMismatchError: the sampler's order is not the one that was consumed.
