@@ -43,9 +43,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--term-at", type=int, default=-1)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--plan", default="", help="one disaster for each attempt: kill:5,term:9,raise:13")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--resume", default="auto")
-    return parser.parse_args()
+    wanted = parser.parse_args()
+    attempt = int(os.environ.get("UNBROKEN_ATTEMPT", "0"))
+    plan = wanted.plan.split(",") if wanted.plan else []
+    if 0 < attempt <= len(plan):
+        disaster, _, at = plan[attempt - 1].partition(":")
+        setattr(wanted, f"{disaster}_at", int(at))
+    return wanted
 
 
 def act(run: unbroken.Run, wanted: argparse.Namespace) -> None:
@@ -62,8 +69,9 @@ def act(run: unbroken.Run, wanted: argparse.Namespace) -> None:
 
 def main() -> None:
     wanted = options()
-    is_new = wanted.run_dir is None or not (Path(wanted.run_dir) / "checkpoints").exists()
-    seed = 7 if is_new else os.getpid()
+    run_dir = Path(wanted.run_dir or os.environ["UNBROKEN_RUN_DIR"])
+    # A run that was killed before its first checkpoint begins anew, and must begin the same.
+    seed = os.getpid() if any(run_dir.glob("checkpoints/step-*")) else 7
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
