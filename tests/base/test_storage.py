@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
-from unbroken.storage import LocalStorage, MemoryStorage
+from unbroken.storage.local import LocalStorage
+from unbroken.storage.memory import MemoryStorage
 from unbroken.testing.faults import FaultyStorage
 from unbroken.testing.storage_contract import StorageContract
 
@@ -44,7 +45,7 @@ def test_a_write_that_the_system_cuts_off_is_an_error_and_leaves_no_file(tmp_pat
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "from unbroken.storage import LocalStorage\n"
+        "from unbroken.storage.local import LocalStorage\n"
         "try: LocalStorage(sys.argv[1]).write('a', [bytes(5000)])\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
@@ -90,7 +91,7 @@ def test_sweep_removes_only_what_crashed_writes_left(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see the system calls")
 def test_publishing_syncs_the_files_then_their_directory_renames_and_syncs_the_parent(tmp_path: Path) -> None:
     code = (
-        "import sys; from unbroken.storage import LocalStorage\n"
+        "import sys; from unbroken.storage.local import LocalStorage\n"
         "s = LocalStorage(sys.argv[1]); s.write('c/first', [b'x'])\n"
         "s.stage('c/.staging-1/data', [b'y']); s.move('c/.staging-1', 'c/step-1')"
     )

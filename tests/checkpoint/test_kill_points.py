@@ -9,7 +9,9 @@ import pytest
 
 from unbroken.checkpoint.retention import KeepLast
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.storage import LocalStorage, MemoryStorage, Storage
+from unbroken.storage.base import Storage
+from unbroken.storage.local import LocalStorage
+from unbroken.storage.memory import MemoryStorage
 from unbroken.testing.faults import FaultyStorage, Killed
 
 from .states import snapshot_at, state_at

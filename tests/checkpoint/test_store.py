@@ -17,7 +17,9 @@ from unbroken.errors import (
     StaleWriterError,
     StorageError,
 )
-from unbroken.storage import LocalStorage, MemoryStorage, Storage
+from unbroken.storage.base import Storage
+from unbroken.storage.local import LocalStorage
+from unbroken.storage.memory import MemoryStorage
 
 from .states import snapshot_at, state_at
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from unbroken.cli import output
 from unbroken.errors import CheckpointNotFoundError, UsageError
 from unbroken.rundir import layout
-from unbroken.supervisor.registry import known_runs
 
 if TYPE_CHECKING:
     from unbroken.inspection.locate import Located
+    from unbroken.supervisor.registry import KnownRun
 
 RUNS_FOLDER = "runs"
 _LISTED = "`unbroken status` lists the runs that are known"
@@ -44,7 +44,7 @@ def _given(target: str) -> Path:
     for path in (Path(target), Path(RUNS_FOLDER) / target):
         if is_run(path):
             return absolute(path)
-    found = [run.directory for run in known_runs() if run.name == target]
+    found = [run.directory for run in _known_runs() if run.name == target]
     if len(found) == 1:
         return found[0]
     if found:
@@ -63,7 +63,7 @@ def _default() -> Path:
     here = absolute(Path())
     if is_run(here):
         return here
-    known = known_runs()
+    known = _known_runs()
     if not known:
         raise UsageError(
             "no run is known on this machine", hint="give a run directory, or start one with `unbroken run`"
@@ -104,3 +104,10 @@ def find_checkpoints(target: str | None) -> list[Located]:
             f"{directory}: expected a checkpoint, found none", hint="let the run save once"
         )
     return found
+
+
+def _known_runs() -> list[KnownRun]:
+    # Loaded here: a run that is given by its directory need not wait for it.
+    from unbroken.supervisor.registry import known_runs
+
+    return known_runs()

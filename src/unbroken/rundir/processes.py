@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def identify(process_id: int) -> ProcessIdentity | None:
         return None
     # Field 22 of proc(5); two fields stand before the closing bracket.
     return ProcessIdentity(
-        host=socket.gethostname(), process_id=process_id, start_ticks=int(fields[19]), boot_id=boot_id()
+        host=os.uname().nodename, process_id=process_id, start_ticks=int(fields[19]), boot_id=boot_id()
     )
 
 
@@ -68,13 +67,13 @@ def identify_self() -> ProcessIdentity:
     if found is None:
         # No /proc (macOS): the number alone must do.
         return ProcessIdentity(
-            host=socket.gethostname(), process_id=os.getpid(), start_ticks=0, boot_id=boot_id()
+            host=os.uname().nodename, process_id=os.getpid(), start_ticks=0, boot_id=boot_id()
         )
     return found
 
 
 def is_alive(identity: ProcessIdentity) -> bool | None:
     """Tell whether that very process runs; None if it is of another host and cannot be asked."""
-    if identity.host != socket.gethostname():
+    if identity.host != os.uname().nodename:
         return None
     return identify(identity.process_id) == identity

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,7 +115,7 @@ class LocalStorage:
                 doomed = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
                 os.rename(path, doomed)
                 _sync_directory(path.parent)
-                shutil.rmtree(doomed)
+                _remove_tree(doomed)
             _sync_directory(path.parent)
 
     def sweep(self, prefix: str = "") -> Names:
@@ -130,7 +129,7 @@ class LocalStorage:
             left = [name for name in names if name.startswith(TEMPORARY_PREFIX)]
             for name in left:
                 if (path / name).is_dir():
-                    shutil.rmtree(path / name)
+                    _remove_tree(path / name)
                 else:
                     (path / name).unlink()
             return left
@@ -183,6 +182,13 @@ def _write_all(descriptor: int, view: memoryview) -> int:
     while written < len(view):
         written += os.write(descriptor, view[written:])
     return written
+
+
+def _remove_tree(path: Path) -> None:
+    # Loaded here: looking at checkpoints must start fast, and never removes any.
+    from shutil import rmtree
+
+    rmtree(path)
 
 
 def _sync_directory(path: Path) -> None:
