@@ -1,4 +1,4 @@
-"""What the golden checkpoints hold. A checkpoint that was once written is read for ever: never regenerate one."""
+"""What the golden checkpoints hold. What was once written is read for ever: never regenerate one."""
 
 from __future__ import annotations
 
