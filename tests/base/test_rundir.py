@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from unbroken.errors import (
     RunBusyError,
     StorageDeniedError,
     StorageError,
+    StorageFullError,
     UsageError,
 )
 from unbroken.rundir import control, identity, layout
@@ -23,7 +27,39 @@ from unbroken.rundir.heartbeat import Heartbeat, read_heartbeat
 from unbroken.rundir.journal import Journal, number, read_events
 from unbroken.rundir.last_words import LastWords, read_last_words, write_last_words
 from unbroken.rundir.lock import RunLock
-from unbroken.rundir.processes import identify, identify_self, is_alive
+from unbroken.rundir.processes import identify, identify_self, is_alive, read_stat
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own with no byte left, but room for names."""
+    place = tmp_path / "full disk"
+    place.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("a full disk is mounted for this test, and only root may mount")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"a full disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        with pytest.raises(OSError), (place / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"x" * 4096)
+        yield place
+    finally:
+        # Lazily: what a failed test still has open must not keep the mount.
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@contextmanager
+def file_size_limited(size_bytes: int) -> Iterator[None]:
+    """Beyond that size this process writes no file: the kernel cuts writes short there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class TestLayout:
@@ -93,6 +129,38 @@ class TestJournal:
             thread.join()
         assert len(list(read_events(path))) == 900
 
+    def test_an_event_after_a_line_that_the_disk_cut_short_is_not_lost_with_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "j"
+        with Journal(path) as journal:
+            journal.append("step", step=1)
+            with file_size_limited(path.stat().st_size + 10):
+                for _ in range(2):
+                    with pytest.raises(StorageError, match="append to"):
+                        journal.append("step", step=2)
+            journal.append("step", step=3)
+            journal.append("step", step=4)
+        assert [event["step"] for event in read_events(path)] == [1, 3, 4]
+
+    def test_a_write_that_takes_only_a_part_is_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = os.write
+        with Journal(tmp_path / "j") as journal:
+            monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+            journal.append("step", step=1)
+            journal.append("step", step=2)
+            monkeypatch.undo()
+        assert [event["step"] for event in read_events(tmp_path / "j")] == [1, 2]
+
+    def test_a_full_disk_and_a_failed_sync_are_errors_of_ours_that_name_the_journal(self) -> None:
+        # A device that takes no byte, and knows no sync.
+        with Journal(Path("/dev/full")) as journal:
+            with pytest.raises(StorageFullError, match="append to /dev/full: No space left") as full:
+                journal.append("step", step=1)
+            assert "free space" in full.value.hint
+            with pytest.raises(StorageError, match="sync /dev/full"):
+                journal.sync()
+
     def test_a_journal_that_is_not_there_has_no_events(self, tmp_path: Path) -> None:
         assert list(read_events(tmp_path / "absent")) == []
 
@@ -128,6 +196,31 @@ class TestHeartbeat:
         data[16] |= 1
         (tmp_path / "h").write_bytes(data)
         assert read_heartbeat(tmp_path / "h") is None
+
+    def test_the_first_beat_on_a_full_disk_is_an_error_and_no_death_by_a_signal(
+        self, full_disk: Path
+    ) -> None:
+        # In a process of its own: a beat into a hole that cannot be filled is a SIGBUS.
+        code = (
+            "import sys; from pathlib import Path; from unbroken.errors import StorageFullError\n"
+            "from unbroken.rundir.heartbeat import Heartbeat\n"
+            "try: Heartbeat(Path(sys.argv[1])).beat(phase='x', step=0, checkpoint_step=-1)\n"
+            "except StorageFullError as error: print(error)"
+        )
+        command = [sys.executable, "-c", code, str(full_disk / "h")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"open {full_disk / 'h'}: No space left")
+        assert read_heartbeat(full_disk / "h") is None
+
+    def test_a_heartbeat_is_opened_again_by_a_later_writer(self, tmp_path: Path) -> None:
+        for step in (1, 2):
+            heart = Heartbeat(tmp_path / "h")
+            heart.beat(phase="training", step=step, checkpoint_step=-1)
+            heart.close()
+        beat = read_heartbeat(tmp_path / "h")
+        assert beat is not None
+        assert beat.step == 2
 
 
 class TestLock:
@@ -190,6 +283,104 @@ class TestLock:
         lock.release()
         parent.communicate()
 
+    @pytest.mark.parametrize("spelling", ["run", "link", "run/../run"])
+    def test_a_second_lock_in_the_same_process_is_refused_and_told_that_it_is_this_process(
+        self, tmp_path: Path, spelling: str
+    ) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "link").symlink_to("run")
+        lock, second = self.lock(tmp_path / "run"), self.lock(tmp_path / spelling)
+        lock.acquire()
+        for _ in range(2):
+            with pytest.raises(RunBusyError, match=rf"process {os.getpid()}, this one, writes to this run"):
+                second.acquire()
+        second.release()
+        # The refused one has not opened the file either, for closing it would have freed the lock.
+        assert self.is_refused_elsewhere(tmp_path / "run")
+        lock.release()
+        second.acquire()
+        second.release()
+
+    def test_a_lock_that_could_not_be_taken_is_not_remembered_as_held(
+        self, tmp_path: Path, full_disk: Path
+    ) -> None:
+        (full_disk / layout.WRITER_LOCK).touch()
+        with pytest.raises(StorageFullError):
+            self.lock(full_disk).acquire()
+        (full_disk / "filler").unlink()
+        lock = self.lock(full_disk)
+        lock.acquire()
+        lock.release()
+        holder = self.start_holder(tmp_path)
+        with pytest.raises(RunBusyError, match=f"process {holder.pid} on"):
+            self.lock(tmp_path).acquire()
+        holder.communicate()
+        lock = self.lock(tmp_path)
+        lock.acquire()
+        lock.release()
+
+    def test_a_forked_child_that_releases_leaves_the_lock_and_its_holder_to_the_parent(
+        self, tmp_path: Path
+    ) -> None:
+        lock = self.lock(tmp_path)
+        lock.acquire()
+        self.in_forked_child(lock.release)
+        found = lock.holder()
+        assert found is not None
+        assert found[0] == identify_self()
+        assert self.is_refused_elsewhere(tmp_path)
+        with pytest.raises(RunBusyError):
+            self.lock(tmp_path).acquire()
+        lock.release()
+
+    def test_a_forked_child_is_refused_as_long_as_its_parent_holds_the_lock(self, tmp_path: Path) -> None:
+        lock, parent = self.lock(tmp_path), os.getpid()
+        lock.acquire()
+
+        def is_refused() -> None:
+            with pytest.raises(RunBusyError, match=f"process {parent} on"):
+                lock.acquire()
+
+        self.in_forked_child(is_refused)
+        lock.release()
+
+    def test_a_forked_child_can_take_the_lock_that_its_dead_parent_held(self, tmp_path: Path) -> None:
+        code = (
+            "import os, sys, time; from pathlib import Path; from unbroken.rundir.lock import RunLock\n"
+            "d = Path(sys.argv[1]); lock = RunLock(d / 'writer.lock', d / 'writer.json'); lock.acquire()\n"
+            "parent = os.getpid()\n"
+            "if os.fork(): os._exit(0)\n"
+            "while os.getppid() == parent: time.sleep(0.01)\n"
+            "lock.acquire(); print(lock.holder()[0].process_id == os.getpid())"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("True\n", "")
+
+    def is_refused_elsewhere(self, directory: Path) -> bool:
+        def is_refused() -> None:
+            # By the kernel, whatever the holder file says.
+            (directory / layout.WRITER_FILE).unlink(missing_ok=True)
+            with pytest.raises(RunBusyError):
+                self.lock(directory).acquire()
+
+        words = read_json(directory / layout.WRITER_FILE)
+        self.in_forked_child(is_refused)
+        assert words is not None
+        write_json(directory / layout.WRITER_FILE, words)
+        return True
+
+    def in_forked_child(self, act: Callable[[], None]) -> None:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                act()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+
     def test_a_living_holder_counts_even_where_the_file_system_has_no_locks(self, tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
             found = identify(other.pid)
@@ -209,6 +400,29 @@ class TestLock:
 
         assert is_alive(dataclasses.replace(me, start_ticks=me.start_ticks + 1)) is False
         assert is_alive(dataclasses.replace(me, host="elsewhere")) is None
+
+
+class TestProcesses:
+    def test_the_name_of_a_process_may_hold_brackets_and_blanks(self, tmp_path: Path) -> None:
+        program = tmp_path / "a) S (b"
+        program.symlink_to("/bin/sleep")
+        with subprocess.Popen([program, "60"]) as process:
+            found = read_stat(process.pid)
+            process.kill()
+        assert found is not None
+        assert (found.process_id, found.parent_id, found.name) == (process.pid, os.getpid(), "a) S (b")
+        assert read_stat(process.pid) is None
+
+    def test_a_zombie_can_be_read_but_is_nobody_any_more(self) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        found = read_stat(child)
+        assert found is not None
+        assert found.state == "Z"
+        assert identify(child) is None
+        os.waitpid(child, 0)
 
 
 class TestIdentity:
@@ -300,6 +514,15 @@ class TestFiles:
         (tmp_path / "f").write_text("")
         with pytest.raises(StorageDeniedError, match="f"):
             write_json(tmp_path / "f" / "g", {})
+
+    def test_a_full_disk_is_an_error_of_its_own_and_leaves_the_old_value(self, full_disk: Path) -> None:
+        (full_disk / "filler").unlink()
+        write_json(full_disk / "f", {"a": 1})
+        with pytest.raises(StorageFullError, match="No space left") as full:
+            write_json(full_disk / "f", {"b": "x" * 65536})
+        assert "free space" in full.value.hint
+        assert read_json(full_disk / "f") == {"a": 1}
+        assert os.listdir(full_disk) == ["f"]
 
 
 class TestRequestsAndLastWords:

@@ -5,7 +5,7 @@ import enum
 import json
 import math
 import pathlib
-from collections import Counter, OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
 import pytest
@@ -25,6 +25,11 @@ class Colour(enum.Enum):
 class Pair:
     left: int
     right: Any
+
+
+class Mode(enum.Flag):
+    FAST = 1
+    SAFE = 2
 
 
 Point = namedtuple("Point", "x y")
@@ -106,6 +111,8 @@ def test_any_plain_value_survives_the_round_trip_with_its_type(value: object) ->
         b"x" * 65,
         range(1, 10, 3),
         Counter({3: 1, "x": 7}),
+        defaultdict(list, {"a": [1]}),
+        Mode.FAST | Mode.SAFE,
         deque([1, (2,)], maxlen=5),
         Colour.RED,
         pathlib.Path("/a/b"),
@@ -132,6 +139,10 @@ def test_plain_json_stays_plain_so_that_people_can_read_it() -> None:
         ({"a/b": object()}, "part/a%2Fb"),
         ([open], "part/0"),
         (type("Text", (str,), {})("x"), "part"),
+        ([pathlib.PureWindowsPath("x")], "part/0"),
+        ({"argument": "\udcff"}, "part/argument"),
+        ([defaultdict(lambda: 3)], "part/0"),
+        (dataclasses.make_dataclass("Local", ["x"])(1), "part"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_and_its_place_named(value: object, where: str) -> None:
@@ -144,6 +155,14 @@ def test_a_container_that_contains_itself_is_refused() -> None:
     loop.append(loop)
     with pytest.raises(UnsupportedStateError, match="contains itself"):
         Encoder(TensorTable()).encode(loop, "part")
+
+
+def test_containers_nested_too_deep_are_refused_before_recursion_ends_in_a_crash() -> None:
+    deep: list[object] = []
+    for _ in range(400):
+        deep = [deep]
+    with pytest.raises(UnsupportedStateError, match="nested 100 deep"):
+        Encoder(TensorTable()).encode(deep, "part")
 
 
 def test_a_container_that_stands_in_two_places_is_no_cycle() -> None:
@@ -183,7 +202,10 @@ def test_tensors_with_the_same_memory_are_kept_once_under_all_their_paths() -> N
             target[:] = b"ab"
 
     table = TensorTable()
-    encoded = Encoder(table).encode({"embed": Shared(), "head": Shared()}, "model")
+    encoded = Encoder(table, keep_aliases=True).encode({"embed": Shared(), "head": Shared()}, "model")
     assert list(table.sources) == ["model/embed"]
     assert table.aliases == {"model/embed": ["model/head"]}
     assert encoded["head"]["$tensor"] == "model/embed"
+    table = TensorTable()
+    Encoder(table).encode({"best": Shared(), "last": Shared()}, "values")
+    assert list(table.sources) == ["values/best", "values/last"], "a coincidence ties nothing"

@@ -11,7 +11,7 @@ import pytest
 
 import unbroken.errors
 from unbroken.cli.main import COMMANDS, main
-from unbroken.cli.output import duration, painted
+from unbroken.cli.output import data_json, duration, metrics, painted
 from unbroken.cli.run import name_for
 
 _SOURCES = Path(unbroken.errors.__file__).parents[1]
@@ -163,3 +163,14 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_metrics_are_shown_in_six_digits_and_counts_in_all_theirs() -> None:
+    shown = metrics({"loss": 0.123456789, "nan": float("nan"), "seen": 123456789})
+    assert shown == "loss 0.123457, nan nan, seen 123456789"
+    assert metrics({}) == ""
+
+
+def test_json_is_json_also_where_a_float_is_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    data_json({"loss": float("nan"), "best": [float("-inf"), 0.5]})
+    assert capsys.readouterr().out == '{"loss": "nan", "best": ["-inf", 0.5]}\n'

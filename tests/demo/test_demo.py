@@ -224,7 +224,7 @@ def _parse(text: str) -> ElementTree.Element:
 def _run(directory: Path, curve: Sequence[float]) -> Path:
     with Journal(layout.attempt_directory(directory, 1) / layout.events_file()) as journal:
         for step, loss in enumerate(curve, start=1):
-            journal.append("step", step=step, epoch=0, loss=loss)
+            journal.append("step", step=step, epoch=0, metrics={"loss": loss})
     table_of_tensors = TensorTable()
     table_of_tensors.add("model/weight", HostTensor("F32", (1,), memoryview(struct.pack("<f", 0.5))))
     said = Description(

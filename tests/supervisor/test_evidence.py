@@ -47,6 +47,16 @@ wandb: synced
             'Traceback (most recent call last):\n  File "t.py", line 2, in f\nKeyboardInterrupt\n',
             SeenException(kind="KeyboardInterrupt", message="", frame="t.py:2 in f"),
         ),
+        (
+            '  File "t.py", line 2, in f\nunbroken.errors.UsageError: no\nhint: give --run-dir\nbye\n',
+            SeenException(
+                kind="unbroken.errors.UsageError", message="no", frame="t.py:2 in f", hint="give --run-dir"
+            ),
+        ),
+        (
+            '  File "t.py", line 2, in f\nKeyError: 1\nbye\nhint: of somebody else\n',
+            SeenException(kind="KeyError", message="1", frame="t.py:2 in f"),
+        ),
     ],
 )
 def test_the_last_traceback_in_the_output_names_the_exception(

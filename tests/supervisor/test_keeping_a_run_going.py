@@ -235,6 +235,80 @@ def test_exit_code_zero_is_not_believed_against_the_last_words(bench: Bench) -> 
     assert bench.verdict(3)["outcome"] == "completed"
 
 
+_COMPLETES = """
+import os, signal, sys
+from pathlib import Path
+from unbroken.rundir.last_words import LastWords, write_last_words
+here = Path(os.environ["UNBROKEN_RUN_DIR"]) / "attempts" / f"{int(os.environ['UNBROKEN_ATTEMPT']):04d}"
+write_last_words(here, LastWords(ending="completed", step=9))
+"""
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "code"), [("raise SystemExit('export failed')", 1), ("1 / 0", 1), ("sys.exit(3)", 3)]
+)
+def test_a_script_that_fails_after_training_is_done_is_not_restarted_and_not_hidden(
+    bench: Bench, afterwards: str, code: int
+) -> None:
+    done = bench.python(bench.script("train.py", f"{_COMPLETES}\n{afterwards}\n"))
+    said = f"training completed; the script then exited with code {code}"
+    assert done.returncode == code
+    assert bench.attempts() == 1
+    assert done.stderr.splitlines()[-1].startswith(f"unbroken: done: {said}")
+    assert (bench.state()["state"], bench.state()["exit_code"]) == ("done", code)
+    assert said in bench.state()["reason"]
+    assert bench.verdict(1)["evidence"][0] == said
+    assert f"exit code   {code}" in bench.cli("status", "it").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+def test_a_signal_after_training_is_done_is_named_and_no_failure(
+    bench: Bench, number: signal.Signals
+) -> None:
+    done = bench.python(bench.script("train.py", f"{_COMPLETES}\nos.kill(os.getpid(), {number:d})\n"))
+    assert (done.returncode, bench.attempts()) == (0, 1)
+    assert f"ended by {number.name}" in bench.state()["reason"]
+    assert bench.state()["state"] == "done"
+
+
+def test_the_last_line_of_a_run_that_is_held_is_the_hint_of_its_last_words(bench: Bench) -> None:
+    script = bench.script(
+        "train.py",
+        """
+        import os
+        from pathlib import Path
+        from unbroken.rundir.last_words import LastWords, write_last_words
+        attempt = int(os.environ["UNBROKEN_ATTEMPT"])
+        here = Path(os.environ["UNBROKEN_RUN_DIR"]) / "attempts" / f"{attempt:04d}"
+        said = {"kind": "input", "message": "no", "exit_code": 78, "hint": "turn it on"}
+        write_last_words(here, LastWords(ending="failed", step=0, **said))
+        raise SystemExit(78)
+        """,
+    )
+    done = bench.python(script)
+    assert done.returncode == 78
+    assert done.stderr.splitlines()[-1] == (
+        "unbroken: held: a restart would end the same way (hint: turn it on)"
+    )
+    assert done.stderr.count("turn it on") == 1
+    assert "hint        turn it on" in bench.cli("status", "it").stdout
+    assert json.loads(bench.cli("status", "it", "--json").stdout)["hint"] == "turn it on"
+
+
+def test_a_run_that_is_held_without_a_hint_says_how_to_go_on(bench: Bench) -> None:
+    done = bench.run("sh", "-c", "exit 3", options=("--max-restarts", "0"))
+    assert done.stderr.splitlines()[-1].endswith("when it is mended, start it again")
+
+
+def test_a_script_with_a_run_directory_of_its_own_is_held_with_the_way_out(bench: Bench) -> None:
+    script = bench.script("train.py", 'import unbroken\nwith unbroken.Run("elsewhere"):\n    pass\n')
+    done = bench.python(script)
+    assert done.returncode == 78
+    assert bench.attempts() == 1
+    assert "--run-dir" in done.stderr.splitlines()[-1]
+    assert not (bench.place / "elsewhere").exists()
+
+
 def test_restarts_can_be_limited(bench: Bench) -> None:
     assert bench.run("sh", "-c", "exit 3", options=("--max-restarts", "0")).returncode == 78
     assert bench.attempts() == 1

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 FIELDS = {
     *("name", "run_id", "directory", "command", "state", "reason", "exit_code", "attempt", "restarts"),
-    *("process_id", "step", "phase", "beat_age_seconds", "checkpoint", "outcome", "evidence", "started"),
-    *("changed", "next_start", "deadline", "host", "supervisor_process_id"),
+    *("process_id", "step", "phase", "beat_age_seconds", "checkpoint", "outcome", "evidence", "hint"),
+    *("started", "changed", "next_start", "deadline", "host", "supervisor_process_id"),
 }
 
 
@@ -72,6 +72,15 @@ def test_a_run_without_a_supervisor_has_a_status_too(bench: Bench) -> None:
     seen = status(bench, "it")
     assert (seen["state"], seen["attempt"], seen["step"], seen["phase"]) == ("unsupervised", 1, 41, "eval")
     assert "41, eval" in bench.cli("status", "it").stdout
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step_whatever_lies_beside_it(bench: Bench) -> None:
+    assert bench.run("true").returncode == 0
+    assert status(bench, "it")["checkpoint"] is None
+    folder = bench.directory / "checkpoints"
+    for name in ("step-99999999", "step-100000000", "step-100000000.1", ".staging-x", "step-1", "notes.txt"):
+        (folder / name).mkdir(parents=True)
+    assert status(bench, "it")["checkpoint"] == "step-100000000.1"
 
 
 def test_a_target_is_a_path_or_a_name_and_an_ambiguous_name_is_an_error(bench: Bench) -> None:

@@ -133,9 +133,28 @@ def test_an_abort_after_completion_and_leftovers_are_in_the_evidence() -> None:
     assert any("process 9" in line for line in verdict.evidence)
 
 
+def test_a_script_that_fails_after_completion_keeps_its_exit_code_and_its_exception() -> None:
+    verdict = judge(CODE(code=3), words("completed"), Facts(seen_exception=SEEN))
+    assert (verdict.outcome, verdict.exit_code) == ("completed", 3)
+    assert verdict.evidence[0] == "training completed; the script then exited with code 3"
+    assert "ValueError: bad shape" in verdict.evidence[-1]
+
+
+@pytest.mark.parametrize("status", [CODE(code=0), BY["SIGABRT"], BY["SIGKILL"], exit_status(134 << 8)])
+def test_a_signal_after_completion_is_named_and_takes_nothing_from_it(status: ExitStatus) -> None:
+    verdict = judge(status, words("completed"), Facts())
+    assert (verdict.outcome, verdict.exit_code) == ("completed", 0)
+    assert status.signal_name in " ".join(verdict.evidence)
+
+
 def test_a_command_that_cannot_be_started_is_final_but_want_of_room_is_not() -> None:
     assert not_started("./train", OSError(errno.ENOEXEC, "Exec format error")).outcome == "not-started"
     assert not_started("python", OSError(errno.EAGAIN, "Try again")).outcome == "failed"
+
+
+def test_the_hint_below_an_exception_in_the_output_is_that_of_the_verdict() -> None:
+    seen = SeenException(kind="UsageError", message="no", frame="train.py:3", hint="give --run-dir")
+    assert judge(CODE(code=1), None, Facts(seen_exception=seen)).hint == "give --run-dir"
 
 
 def _failed(message: str, kind: str = "ValueError") -> Verdict:

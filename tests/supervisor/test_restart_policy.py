@@ -24,6 +24,8 @@ def ended(
     has_words: bool = True,
     made_step: bool = True,
     checkpoint: str | None = None,
+    hint: str = "",
+    exit_code: int = 0,
 ) -> Ended:
     return Ended(
         verdict=Verdict(
@@ -33,6 +35,8 @@ def ended(
             kind=kind,
             message=message,
             is_saved=is_saved,
+            hint=hint,
+            exit_code=exit_code,
         ),
         started_seconds=started,
         lived_seconds=lived,
@@ -56,6 +60,8 @@ def different(count: int, **fields: Any) -> list[Ended]:
     [
         (ended("completed"), False, "done", 0),
         (ended("completed"), True, "done", 0),
+        (ended("completed", exit_code=3), False, "done", 3),
+        (ended("completed", exit_code=3), True, "done", 3),
         (ended("stopped", is_saved=True), True, "stopped", 75),
         (ended("stopped"), True, "stopped", 143),
         (ended("killed", kind="by-supervisor"), True, "stopped", 143),
@@ -206,3 +212,21 @@ def test_the_pause_doubles_up_to_a_limit_and_is_spread_by_chance() -> None:
 def test_the_pause_starts_again_after_progress() -> None:
     history = [*different(3), ended(kind="Other", checkpoint="step-00000005")]
     assert after(*history).delay_seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    ("action", "history", "policy"),
+    [
+        ("hold", [ended("refused", hint="do this")], POLICY),
+        ("hold", [ended(kind="NameError", made_step=False, hint="do this")], POLICY),
+        ("hold", [ended(hint="something else"), ended(hint="do this")], POLICY),
+        ("hold", [*different(5), ended(kind="Last", hint="do this")], POLICY),
+        ("hold", [ended(hint="do this")], RestartPolicy(max_restarts=0)),
+        ("restart", [ended(hint="do this")], POLICY),
+    ],
+)
+def test_whatever_is_decided_the_hint_of_the_last_attempt_goes_with_it(
+    action: str, history: list[Ended], policy: RestartPolicy
+) -> None:
+    decision = after(*history, policy=policy)
+    assert (decision.action, decision.hint) == (action, "do this")

@@ -35,7 +35,7 @@ def losses(run_dir: Path) -> dict[int, set[str]]:
     """Return `step -> the losses ever logged for it`, as their bits."""
     found: dict[int, set[str]] = {}
     for event in step_events(run_dir):
-        found.setdefault(event["step"], set()).add(float(event["loss"]).hex())
+        found.setdefault(event["step"], set()).add(float(event["metrics"]["loss"]).hex())
     return found
 
 

@@ -91,7 +91,7 @@ class TestBeginAndGoOn:
         with unbroken.Run(tmp_path) as run:
             for value in values:
                 run.step(loss=torch.tensor(value, dtype=torch.float64, requires_grad=True), lr=0.5)
-        found = [float(event["loss"]).hex() for event in step_events(tmp_path)]
+        found = [float(event["metrics"]["loss"]).hex() for event in step_events(tmp_path)]
         assert found == [value.hex() for value in values]
 
     @pytest.mark.parametrize("value", ["x", None, True, [1.0]])
@@ -380,14 +380,15 @@ class TestSaving:
                 steps(run, 2)
                 run.record(accuracy=[0.2, 0.9, 0.5, 0.4][epoch])
         assert names(tmp_path) == ["step-00000004", "step-00000008"]
-        assert CheckpointStore(tmp_path).get("step-00000004").manifest.metrics == {"accuracy": 0.9}
+        metrics = CheckpointStore(tmp_path).get("step-00000004").manifest.metrics
+        assert metrics == {"accuracy": 0.9, "loss": 0.25}
 
     def test_a_metric_of_an_older_state_is_not_kept_with_a_newer_one(self, tmp_path: Path) -> None:
         with unbroken.Run(tmp_path, save=[]) as run:
             steps(run, 1)
             run.record(accuracy=0.9)
             steps(run, 1)
-        assert CheckpointStore(tmp_path).latest().manifest.metrics == {}
+        assert CheckpointStore(tmp_path).latest().manifest.metrics == {"loss": 0.5}
 
     def test_a_requested_checkpoint_is_written_at_the_next_step(self, tmp_path: Path) -> None:
         with unbroken.Run(tmp_path, save=[]) as run:

@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_a_number_equals_only_another_such(tmp_path: Path) ->
 def test_several_records_at_one_step_are_compared_in_their_order(tmp_path: Path) -> None:
     runs = [_reference(tmp_path / name) for name in ("a", "b")]
     for run in runs:
-        _append(run, 1, "record", step=6, epoch=1, other=3)
+        _append(run, 1, "record", step=6, epoch=1, metrics={"other": 3})
     assert compare_runs(*runs).is_identical
     _edit_event(runs[1], 1, step=6, kind="record", other=4)
     assert compare_runs(*runs).differences == ("record at step 6: expected other 3, found 4",)
@@ -148,7 +148,7 @@ def _run(
 ) -> Path:
     for attempt, steps in enumerate(attempts, start=1):
         _log(directory, attempt, steps)
-    _append(directory, len(attempts), "record", step=6, epoch=1, accuracy=0.75)
+    _append(directory, len(attempts), "record", step=6, epoch=1, metrics={"accuracy": 0.75})
     table = TensorTable()
     table.add("model/weight", HostTensor("F32", (2, 2), memoryview(weight)))
     table.add("optimizer/count", HostTensor("I64", (), memoryview(struct.pack("<q", 6))))
@@ -171,7 +171,7 @@ def _run(
 
 def _log(directory: Path, attempt: int, steps: range) -> None:
     for step in steps:
-        _append(directory, attempt, "step", step=step, epoch=step // 4, loss=LOSSES[step - 1])
+        _append(directory, attempt, "step", step=step, epoch=step // 4, metrics={"loss": LOSSES[step - 1]})
 
 
 def _append(directory: Path, attempt: int, kind: str, **fields: Any) -> None:
@@ -189,8 +189,8 @@ def _edit_event(directory: Path, attempt: int, *, step: int, kind: str = "step",
     events = [json.loads(line) for line in path.read_text().splitlines()]
     event = [event for event in events if (event["kind"], event["step"]) == (kind, step)][-1]
     event["step"] = changes.pop("new_step", step)
-    assert changes.keys() <= event.keys()
-    event.update(changes)
+    assert changes.keys() <= event["metrics"].keys()
+    event["metrics"].update(changes)
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

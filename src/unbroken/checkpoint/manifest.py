@@ -48,12 +48,16 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """Where training stood.
 
     `epoch` counts from 0. `inside_epoch` tells whether the body of that epoch was left unfinished;
-    if not, the epoch is the next one to begin. `loaders` is the tagged state of each data loader.
+    if not, the epoch is the next one to begin. `loaders` is the tagged state of each data loader;
+    `passes` lists, by index into it, the passes that the body of the epoch had begun, and `open` those
+    loaders whose last pass was not over.
     """
 
     epoch: int
     inside_epoch: bool
     loaders: Any
+    passes: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +120,14 @@ def decode_manifest(data: bytes | bytearray, where: str) -> Manifest:
         raise DamagedError(
             f"{where}: expected a manifest, found {error}", hint="use another checkpoint"
         ) from error
+
+
+def plain_metrics(manifest: Manifest) -> dict[str, float]:
+    """Return the metrics of a manifest as numbers, NaN and infinities among them."""
+    return {
+        name: float(value["$float"] if isinstance(value, dict) else value)
+        for name, value in manifest.metrics.items()
+    }
 
 
 def learning_rates(manifest: Manifest) -> tuple[float, ...]:

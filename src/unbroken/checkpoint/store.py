@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.checkpoint.listing import list_names
-from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.manifest import Manifest, plain_metrics
 from unbroken.checkpoint.reader import read_manifest, read_tensors
 from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
 from unbroken.checkpoint.snapshot import Snapshot
@@ -21,7 +21,6 @@ from unbroken.checkpoint.verify import Verification, verify_checkpoint
 from unbroken.checkpoint.writer import write_checkpoint
 from unbroken.errors import CheckpointNotFoundError, DamagedError, UnbrokenError
 from unbroken.rundir import layout
-from unbroken.rundir.journal import number
 from unbroken.state.tensors import HostTensor
 from unbroken.state.tree import Decoder
 from unbroken.storage.base import Storage
@@ -152,7 +151,7 @@ class CheckpointStore:
         be the last good one, and nothing is deleted.
         """
         plan = self.plan_prune(policies, run_id=run_id)
-        if plan.pruned and not self._is_newest_intact():
+        if plan.pruned and not self._is_newest_intact(plan):
             spared = dict.fromkeys(plan.pruned, "the newest checkpoint is damaged")
             return RetentionPlan(kept={**spared, **plan.kept}, pruned={})
         for name in plan.pruned:
@@ -172,8 +171,11 @@ class CheckpointStore:
                 left += self.storage.sweep(f"{layout.QUARANTINE}/{place}")
         return left
 
-    def _is_newest_intact(self) -> bool:
-        return verify_checkpoint(self.storage, f"{layout.CHECKPOINTS}/{self.names()[-1]}").is_intact
+    def _is_newest_intact(self, plan: RetentionPlan) -> bool:
+        # The newest of all may be damaged or of another run: then the newest of ours has to be good, too.
+        newest = {self.names()[-1], *list(plan.kept)[-1:]}
+        trees = [f"{layout.CHECKPOINTS}/{name}" for name in newest]
+        return all(verify_checkpoint(self.storage, tree).is_intact for tree in trees)
 
 
 def newest_verified(directory: Path) -> str | None:
@@ -186,14 +188,9 @@ def newest_verified(directory: Path) -> str | None:
 
 
 def _facts(name: str, manifest: Manifest) -> CheckpointFacts:
-    metrics = {key: number(_plain(value)) for key, value in manifest.metrics.items()}
     return CheckpointFacts(
         name=name,
         step=manifest.step,
         created=datetime.fromisoformat(manifest.created),
-        metrics={key: value for key, value in metrics.items() if value is not None},
+        metrics=plain_metrics(manifest),
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.get("$float") if isinstance(value, dict) else value

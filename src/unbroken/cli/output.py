@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -19,8 +19,11 @@ def data(text: str) -> None:
 
 
 def data_json(value: Any) -> None:
-    """Print `value` as one line of JSON."""
-    print(json.dumps(value, ensure_ascii=False))
+    """Print `value` as one line of JSON, with what JSON lacks as the strings "nan", "inf" and "-inf"."""
+    # Loaded here: most calls print none.
+    from unbroken.rundir.journal import finite
+
+    print(json.dumps(finite(value), ensure_ascii=False, allow_nan=False))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -80,12 +83,9 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
-def metrics(values: dict[str, Any]) -> str:
-    """Return the metrics of a manifest for people: numbers in six digits, tagged ones by their tag."""
-    plain = {
-        name: value.get("$float") if isinstance(value, dict) else value for name, value in values.items()
-    }
+def metrics(values: Mapping[str, float]) -> str:
+    """Return metrics for people: floats in six digits, integers in all of theirs."""
     return ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in plain.items()
+        for name, value in values.items()
     )

@@ -61,7 +61,8 @@ def run(
     only the view of it. Ctrl-C asks it to save and stop, a second Ctrl-C kills it.
 
     Exit codes: 0 done, 75 stopped with the state saved: run it again, 78 held: a human is needed,
-    143 stopped without a word about saving.
+    143 stopped without a word about saving. A script that fails after its training is complete ends
+    the run with its own code.
     """
     check_command(command)
     if name is not None and (_NOT_IN_A_NAME.search(name) or name.startswith(".") or not name):

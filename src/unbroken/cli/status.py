@@ -39,6 +39,7 @@ def status(target: str | None, as_json: bool) -> None:
       attempt, restarts, process_id (of the attempt)
       step, phase, beat_age_seconds       the last heartbeat
       checkpoint       the newest, by name; `unbroken verify` tells whether it is intact
+      hint             what to do about it
       outcome, evidence                   the verdict on the last attempt that ended
       started, changed, next_start, deadline
       host, supervisor_process_id
@@ -93,7 +94,7 @@ def _describe_leniently(name: str, directory: Path) -> dict[str, Any]:
 def _from_state(state: Snapshot | None) -> dict[str, Any]:
     if state is None:
         names = (
-            *("command", "reason", "exit_code", "restarts", "process_id", "outcome", "evidence"),
+            *("command", "reason", "exit_code", "restarts", "process_id", "outcome", "evidence", "hint"),
             *("started", "changed", "next_start", "deadline", "host", "supervisor_process_id"),
         )
         return {"state": "unsupervised", **dict.fromkeys(names)}
@@ -106,6 +107,7 @@ def _from_state(state: Snapshot | None) -> dict[str, Any]:
         "process_id": state.leader.process_id if state.leader is not None else None,
         "outcome": state.outcome or None,
         "evidence": list(state.evidence),
+        "hint": state.hint or None,
         "started": state.started_seconds,
         "changed": state.changed_seconds,
         "next_start": state.next_start_seconds,
@@ -148,6 +150,7 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
         "command": " ".join(run["command"] or []),
         "state": f"{state} for {output.duration(time.time() - run['changed'])}" if run["changed"] else state,
         "reason": run["reason"],
+        "hint": run["hint"],
         "next start": _from_now(run["next_start"]),
         "deadline": _from_now(run["deadline"]),
         "exit code": _text(run["exit_code"]),

@@ -126,13 +126,16 @@ def notice(event: dict[str, Any]) -> str | None:
         case "attempt-ended":
             lived = output.duration(event["lived_seconds"])
             why = "; ".join(event["evidence"])
-            hint = f" (hint: {event['hint']})" if event["hint"] else ""
-            return f"attempt {event['attempt']} ended after {lived}: {event['outcome']}: {why}{hint}"
+            return f"attempt {event['attempt']} ended after {lived}: {event['outcome']}: {why}"
         case "decision":
             pause = output.duration(event["next_start"] - event["time"])
-            return f"restarting in {pause}: {event['reason']}"
+            return f"restarting in {pause}: {event['reason']}{_hint(event)}"
         case "run-ended":
-            ended = f"{event['state']}: {event['reason']}"
-            return f"{ended}; when it is mended, start it again" if event["state"] == "held" else ended
+            general = "; when it is mended, start it again" if event["state"] == "held" else ""
+            return f"{event['state']}: {event['reason']}{_hint(event) or general}"
         case _:
             return None
+
+
+def _hint(event: dict[str, Any]) -> str:
+    return f" (hint: {event['hint']})" if event["hint"] else ""

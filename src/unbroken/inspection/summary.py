@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.manifest import Manifest, learning_rates
+from unbroken.checkpoint.manifest import Manifest, learning_rates, plain_metrics
 from unbroken.checkpoint.reader import read_manifest
 from unbroken.errors import UnbrokenError
 from unbroken.inspection.locate import Located, locate_all
@@ -70,7 +70,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "created": manifest.created,
         "size_bytes": manifest.size_bytes,
         "learning_rates": list(learning_rates(manifest)),
-        "metrics": manifest.metrics,
+        "metrics": plain_metrics(manifest),
     }
 
 
@@ -93,5 +93,5 @@ def _part(name: str, manifest: Manifest) -> dict[str, Any]:
 def _samples(manifest: Manifest) -> list[int | None]:
     """Return how many samples of its pass each loader had given out, None where it counts none."""
     loaders = manifest.position.loaders
-    states = [loader.get("state", {}) if isinstance(loader, dict) else {} for loader in loaders or []]
+    states = [loader.get("state", {}) if isinstance(loader, dict) else {} for loader in loaders]
     return [state.get("samples") if isinstance(state, dict) else None for state in states]

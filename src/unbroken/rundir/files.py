@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unbroken.errors import StorageDeniedError, StorageError
+from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
 from unbroken.rundir.processes import identify
 from unbroken.storage.base import TEMPORARY_PREFIX
 
+# No space, no inodes, or no quota left.
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 # No rights, a read-only file system, or a file where a directory has to be.
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 
@@ -104,11 +106,11 @@ def _temporary(path: Path) -> Path:
 
 def failed(operation: str, path: Path, error: OSError) -> StorageError:
     """Return the error for a system call that failed on a file of the run directory."""
+    message = f"{operation} {path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return StorageFullError(message, hint="free space or inodes on that disk, then start it again")
     kind = StorageDeniedError if error.errno in _DENIED else StorageError
-    return kind(
-        f"{operation} {path}: {error.strerror or error}",
-        hint="check that the directory exists, is writable and has space",
-    )
+    return kind(message, hint="check that the directory exists, is writable and has space")
 
 
 def _sync_directory(path: Path) -> None:

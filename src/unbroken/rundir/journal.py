@@ -1,10 +1,11 @@
-"""An append-only file of JSON lines: one event a line, written by one call, torn at worst at its end."""
+"""An append-only file of JSON lines: one event a line, torn at worst where its writer died or failed."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from unbroken.rundir.files import failed
 
 
 class Journal:
-    """Appends events to the file at `path`.
+    """Appends events to the file at `path`, from any thread.
 
     Every event is an object with `time` (seconds since 1970), `kind` and its own fields. Floats that
     JSON lacks are written as the strings "nan", "inf" and "-inf".
@@ -26,14 +27,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o666)
             size = os.fstat(self._descriptor).st_size
-            # A writer killed in mid-line leaves a torn one: end it, or our first event would be lost with it.
-            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")
+            # A line whose writer was killed in the middle of it has no end; see `append`.
+            self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
         except OSError as error:
             raise failed("open", path, error) from error
 
@@ -46,17 +47,21 @@ class Journal:
         self.close()
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Append one event. It survives the death of this process, and a power loss after `sync`."""
+        """Append one event. It survives the death of this process, and a power loss after `sync`.
+
+        Raises StorageError, StorageFullError among them: this event is lost, none before or after it.
+        """
         event = {"time": round(time.time(), 6), "kind": kind, **fields}
-        line = json.dumps(_finite(event), separators=(",", ":")).encode() + b"\n"
-        try:
-            os.write(self._descriptor, line)
-        except OSError as error:
-            raise failed("append to", self.path, error) from error
+        line = json.dumps(finite(event), separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._write(line)
 
     def sync(self) -> None:
-        """Make all events durable."""
-        os.fdatasync(self._descriptor)
+        """Make all events durable. Raises StorageError."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise failed("sync", self.path, error) from error
 
     def close(self) -> None:
         """Release the file; closing twice is no error."""
@@ -64,11 +69,23 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def _write(self, line: bytes) -> None:
+        # A torn line is ended first, or this event would be lost with it.
+        rest = memoryview(b"\n" + line if self._is_torn else line)
+        self._is_torn = True
+        try:
+            # One call, but for a disk that is about to be full: that takes only a part.
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise failed("append to", self.path, error) from error
+        self._is_torn = False
+
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events in the file at `path`, oldest first; none if there is no file.
 
-    Lines that a dying writer tore are passed over: they never were events.
+    Lines that a dying writer or a full disk tore are passed over: they never were events.
     """
     try:
         file = path.open("rb")
@@ -98,11 +115,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and isinstance(event.get("kind"), str) else None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return `value` with the floats that JSON lacks as the strings "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

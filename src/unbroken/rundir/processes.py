@@ -39,6 +39,38 @@ class ProcessIdentity:
             return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStat:
+    """One reading of a process; `state` is the letter of proc(5), "D" cannot be ended, "Z" is a zombie."""
+
+    process_id: int
+    parent_id: int
+    name: str
+    state: str
+    start_ticks: int
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} ({self.name}, state {self.state})"
+
+
+def read_stat(process_id: int) -> ProcessStat | None:
+    """Return what the kernel says of a process of this host, or None if there is none."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    # The name stands in brackets and may hold anything, brackets too; `rest` begins with field 3.
+    start, _, rest = text.rpartition(")")
+    fields = rest.split()
+    return ProcessStat(
+        process_id=process_id,
+        parent_id=int(fields[1]),
+        name=start.partition("(")[2],
+        state=fields[0],
+        start_ticks=int(fields[19]),
+    )
+
+
 def boot_id() -> str:
     """Return the kernel's id of this boot, or an empty string where there is none."""
     try:
@@ -49,15 +81,11 @@ def boot_id() -> str:
 
 def identify(process_id: int) -> ProcessIdentity | None:
     """Return the identity of a process of this host, or None if it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
+    found = read_stat(process_id)
+    if found is None or found.state in "ZX":
         return None
-    if fields[0] in (b"Z", b"X"):
-        return None
-    # Field 22 of proc(5); two fields stand before the closing bracket.
     return ProcessIdentity(
-        host=os.uname().nodename, process_id=process_id, start_ticks=int(fields[19]), boot_id=boot_id()
+        host=os.uname().nodename, process_id=process_id, start_ticks=found.start_ticks, boot_id=boot_id()
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from unbroken.errors import UnsupportedStateError
 
@@ -37,6 +38,15 @@ class StateHandler(Protocol):
         ...
 
 
+@runtime_checkable
+class ComparesSettings(Protocol):
+    """A handler whose objects have settings that a restore overwrites: their changes are reported."""
+
+    def changed_settings(self, value: Any, state: Any) -> list[str]:
+        """Return what the script set otherwise than the checkpoint, a line each."""
+        ...
+
+
 ORDER_MODULE = 10
 ORDER_VALUE = 20
 ORDER_SCHEDULER = 30
@@ -62,4 +72,6 @@ def _hint(part: str, value: object) -> str:
             "a plain value cannot be changed in place: "
             f"pass {part}={{'value': {value!r}}} and use that dictionary"
         )
+    if dataclasses.is_dataclass(value):
+        return "a frozen dataclass cannot be changed in place: make it one that is not frozen"
     return "give its class state_dict() and load_state_dict(), or make it a dataclass"

@@ -111,4 +111,4 @@ class StateDictHandler:
 
 def python_handlers(codecs: Iterable[LeafCodec] = ()) -> list[StateHandler]:
     """Return the handlers for plain Python objects, in the order in which they are asked."""
-    return [DataclassHandler(), StateDictHandler(), ContainerHandler(codecs)]
+    return [StateDictHandler(), DataclassHandler(), ContainerHandler(codecs)]

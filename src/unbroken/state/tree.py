@@ -15,7 +15,7 @@ import enum
 import math
 import pathlib
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -29,6 +29,8 @@ _INLINE_BYTES = 64
 # Integers that every JSON reader keeps exactly (RFC 8259, section 6).
 _EXACT_INT = 2**53
 _BYTES = "bytes"
+# Deeper nesting than any state needs, and than recursion and JSON readers bear.
+_DEEPEST = 100
 
 
 class LeafCodec(Protocol):
@@ -64,10 +66,10 @@ class TensorTable:
         self.aliases: dict[str, list[str]] = {}
         self._path_of: dict[object, str] = {}
 
-    def add(self, path: str, source: TensorSource) -> str:
-        """Enter `source` and return the path it is kept under: an earlier one if it is an alias."""
+    def add(self, path: str, source: TensorSource, *, keep_alias: bool = False) -> str:
+        """Enter `source` and return the path it is kept under: with `keep_alias`, that of its first place."""
         path = self._unused(path)
-        identity = source.identity
+        identity = source.identity if keep_alias else None
         if identity is not None and identity in self._path_of:
             first = self._path_of[identity]
             self.aliases[first].append(path)
@@ -86,11 +88,17 @@ class TensorTable:
 
 
 class Encoder:
-    """Encodes values; tensors go to `table`, values of a library to the codec of its root module."""
+    """Encodes values; tensors go to `table`, values of a library to the codec of its root module.
 
-    def __init__(self, table: TensorTable, codecs: Iterable[LeafCodec] = ()) -> None:
+    With `keep_aliases`, tensors of the same memory are kept once: tied weights, which stay tied.
+    """
+
+    def __init__(
+        self, table: TensorTable, codecs: Iterable[LeafCodec] = (), *, keep_aliases: bool = False
+    ) -> None:
         self._table = table
         self._codecs = {codec.root: codec for codec in codecs}
+        self._keep_aliases = keep_aliases
         self._open: set[int] = set()
 
     def encode(self, value: object, path: str) -> Json:
@@ -101,6 +109,8 @@ class Encoder:
         if value is None or isinstance(value, bool):
             return value
         kind = type(value)
+        if kind is str:
+            return _text(value, path)  # type: ignore[arg-type]
         if kind in _SCALARS:
             return _SCALARS[kind](value)
         if kind in _CONTAINERS:
@@ -121,7 +131,8 @@ class Encoder:
         return self._named_class(value, path)
 
     def _tensor(self, source: TensorSource, path: str, library: str) -> Json:
-        return {"$tensor": self._table.add(path, source), "as": library}
+        place = self._table.add(path, source, keep_alias=self._keep_aliases)
+        return {"$tensor": place, "as": library}
 
     def _bytes(self, value: bytes | bytearray, path: str) -> Json:
         if len(value) > _INLINE_BYTES and type(value) is bytes:
@@ -136,6 +147,10 @@ class Encoder:
                 hint="break the cycle, or keep it out of the state",
             )
         self._open.add(id(value))
+        if len(self._open) > _DEEPEST:
+            raise UnsupportedStateError(
+                f"{path[:60]}...: cannot keep containers nested {_DEEPEST} deep", hint="flatten the state"
+            )
         try:
             return encode(self, value, path)
         finally:
@@ -146,7 +161,7 @@ class Encoder:
 
     def _mapping(self, value: Mapping[object, object], path: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {str(key): self.encode(item, join(path, key)) for key, item in value.items()}
+            return {_text(str(key), path): self.encode(item, join(path, key)) for key, item in value.items()}
         return {"$dict": self._pairs(value, path)}
 
     def _pairs(self, value: Mapping[object, object], path: str) -> list[Json]:
@@ -165,10 +180,16 @@ class Encoder:
     def _named_class(self, value: object, path: str) -> Json:
         cls = type(value)
         name = f"{cls.__module__}:{cls.__qualname__}"
-        if isinstance(value, enum.Enum):
-            return {"$enum": [name, value.name]}
-        if isinstance(value, pathlib.PurePath):
+        if isinstance(value, pathlib.PurePosixPath):
             return {"$path": str(value)}
+        if _find_class(name) is not cls:
+            raise UnsupportedStateError(
+                f"{path}: cannot keep a value of type {name}, which has no place to be found again",
+                hint="define the class at the top of its module",
+            )
+        if isinstance(value, enum.Enum):
+            # By value: combined flags have no name.
+            return {"$enum": [name, self.encode(value.value, path)]}
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
             return {"$namedtuple": [name, self._items(value, path)]}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -243,16 +264,21 @@ def join(path: str, key: object) -> str:
 
 def _loaded_class(name: str) -> Any:
     """Return a class that this program has loaded itself. Nothing is ever imported for a checkpoint."""
-    module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for attribute in qualname.split("."):
-        found = getattr(found, attribute, None)
-    if not isinstance(found, type):
+    found = _find_class(name)
+    if found is None:
         raise StateMismatchError(
             f"the checkpoint holds a value of class {name}, which this program has not loaded",
             hint="import the module that defines it before the run starts",
         )
     return found
+
+
+def _find_class(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for attribute in qualname.split("."):
+        found = getattr(found, attribute, None)
+    return found if isinstance(found, type) else None
 
 
 def _int(value: int) -> Json:
@@ -263,12 +289,40 @@ def _float(value: float) -> Json:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
+def _factory(factory: object, path: str) -> str:
+    for name, known in _FACTORIES.items():
+        if factory is known:
+            return name
+    raise UnsupportedStateError(
+        f"{path}: cannot keep a defaultdict that makes its values by {factory!r}",
+        hint=f"use one of {', '.join(_FACTORIES)} as its factory, or a plain dict",
+    )
+
+
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedStateError(
+            f"{path}: cannot keep a text that is no Unicode ({error})", hint="keep it as bytes"
+        ) from None
+    return value
+
+
 def _sorted(items: Sequence[Json]) -> list[Json]:
     return sorted(items, key=repr)
 
 
+_FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "none": None,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list": list,
+    "dict": dict,
+    "set": set,
+}
 _SCALARS: dict[type, Callable[[Any], Json]] = {
-    str: lambda value: value,
     int: _int,
     float: _float,
     complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
@@ -281,6 +335,9 @@ _CONTAINERS: dict[type, Callable[[Encoder, Any, str], Json]] = {
     set: lambda encoder, value, path: {"$set": _sorted(encoder._items(value, path))},
     frozenset: lambda encoder, value, path: {"$frozenset": _sorted(encoder._items(value, path))},
     OrderedDict: lambda encoder, value, path: {"$ordered": encoder._pairs(value, path)},
+    defaultdict: lambda encoder, value, path: {
+        "$defaultdict": [_factory(value.default_factory, path), encoder._pairs(value, path)]
+    },
     Counter: lambda encoder, value, path: {"$counter": encoder._pairs(value, path)},
     deque: lambda encoder, value, path: {"$deque": [value.maxlen, encoder._items(value, path)]},
 }
@@ -295,10 +352,11 @@ _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "$set": lambda decoder, value: {decoder.decode(item) for item in value},
     "$frozenset": lambda decoder, value: frozenset(decoder.decode(item) for item in value),
     "$dict": Decoder._dict,
+    "$defaultdict": lambda decoder, value: defaultdict(_FACTORIES[value[0]], decoder._dict(value[1])),
     "$counter": lambda decoder, value: Counter(decoder._dict(value)),
     "$deque": lambda decoder, value: deque(decoder.decode(value[1]), maxlen=value[0]),
     "$ordered": lambda decoder, value: OrderedDict(decoder._dict(value)),
-    "$enum": lambda _, value: _loaded_class(value[0])[value[1]],
+    "$enum": lambda decoder, value: _loaded_class(value[0])(decoder.decode(value[1])),
     "$path": lambda _, value: pathlib.Path(value),
     "$namedtuple": Decoder._namedtuple,
     "$dataclass": Decoder._dataclass,

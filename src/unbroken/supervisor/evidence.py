@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 from unbroken.supervisor.verdict import OomKills, SeenException
@@ -11,6 +12,8 @@ from unbroken.supervisor.verdict import OomKills, SeenException
 _TAIL_BYTES = 32 * 1024
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
+# How our own errors show their hint in a traceback.
+_HINT = "hint: "
 
 
 def read_oom_kills() -> OomKills:
@@ -51,7 +54,7 @@ def last_exception(output: str) -> SeenException | None:
     """
     found: SeenException | None = None
     frame = ""
-    for line in output.splitlines():
+    for line, below in pairwise([*output.splitlines(), ""]):
         at = _FRAME.fullmatch(line)
         if at is not None:
             within = f" in {at['function']}" if at["function"] else ""
@@ -60,7 +63,12 @@ def last_exception(output: str) -> SeenException | None:
             # The first line after the frames that is not indented names the exception.
             named = _EXCEPTION.fullmatch(line)
             if named is not None:
-                found = SeenException(kind=named["kind"], message=named["message"] or "", frame=frame)
+                found = SeenException(
+                    kind=named["kind"],
+                    message=named["message"] or "",
+                    frame=frame,
+                    hint=below.removeprefix(_HINT) if below.startswith(_HINT) else "",
+                )
             frame = ""
     return found
 

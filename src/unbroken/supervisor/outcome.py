@@ -16,6 +16,7 @@ from unbroken.supervisor.verdict import ExitStatus, Facts, SeenException, Verdic
 
 # 93 is what NVIDIA's resiliency launcher says for "do not requeue".
 _DO_NOT_RESTART = (EXIT_DO_NOT_RESTART, 93)
+_AFTER_STOP = (EXIT_OK, EXIT_RUN_ME_AGAIN)
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 
@@ -28,7 +29,7 @@ def judge(status: ExitStatus | None, words: LastWords | None, facts: Facts) -> V
     if words is None or words.ending == "running":
         verdict = _by_status(status, words, facts)
     else:
-        verdict = _by_words(words).with_evidence(*_exit_beside(words, status))
+        verdict = _by_words(words, status, facts).with_evidence(*_exit_beside(words, status))
     return verdict.with_evidence(*_memory_beside(status, facts), *_leftovers_beside(facts))
 
 
@@ -55,10 +56,9 @@ def _unkillable(facts: Facts) -> Verdict:
     )
 
 
-def _by_words(words: LastWords) -> Verdict:
+def _by_words(words: LastWords, status: ExitStatus, facts: Facts) -> Verdict:
     if words.ending == "completed":
-        evidence = f"the run said that it completed, at step {words.step}"
-        return Verdict(outcome="completed", confidence="certain", evidence=(evidence,))
+        return _completed(words, status, facts)
     if words.ending == "stopped":
         evidence = f"the run said that its state is saved, at step {words.step}"
         return Verdict(
@@ -78,6 +78,22 @@ def _by_words(words: LastWords) -> Verdict:
         message=words.message,
         frame=words.frame,
         hint=words.hint,
+    )
+
+
+def _completed(words: LastWords, status: ExitStatus, facts: Facts) -> Verdict:
+    said = f"the run said that it completed, at step {words.step}"
+    # A signal is how a teardown goes wrong and takes nothing from the training; an exit code of its own
+    # is the script's word that what came after the training, such as an export, has failed.
+    if not status.code:
+        return Verdict(outcome="completed", confidence="certain", evidence=(said,))
+    exited = f"training completed; the script then exited with code {status.code}"
+    seen = (f"the last exception in the output: {facts.seen_exception}",) if facts.seen_exception else ()
+    return Verdict(
+        outcome="completed",
+        confidence="certain",
+        evidence=(exited, said, *seen),
+        exit_code=status.code,
     )
 
 
@@ -160,6 +176,7 @@ def _failed(status: ExitStatus, _: LastWords | None, facts: Facts) -> Verdict:
         kind=seen.kind,
         message=seen.message,
         frame=seen.frame,
+        hint=seen.hint,
     )
 
 
@@ -202,11 +219,12 @@ def _killed(status: ExitStatus, facts: Facts) -> Verdict:
 
 
 def _exit_beside(words: LastWords, status: ExitStatus) -> list[str]:
-    expected = {"completed": (EXIT_OK,), "stopped": (EXIT_OK, EXIT_RUN_ME_AGAIN)}.get(words.ending)
-    if expected is None:
+    if words.ending == "failed":
         # A failure that ends with 0 was hidden by a pipe, a shell or a handler.
         return [] if status.code not in (EXIT_OK, None) else [f"its process: {status}"]
-    return [] if status.code in expected else [f"its process, afterwards: {status}"]
+    # The code of a script that completed is said already.
+    is_said = status.code is not None if words.ending == "completed" else status.code in _AFTER_STOP
+    return [] if is_said else [f"its process, afterwards: {status}"]
 
 
 def _memory_beside(status: ExitStatus, facts: Facts) -> list[str]:

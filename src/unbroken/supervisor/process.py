@@ -14,8 +14,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from unbroken.rundir.processes import ProcessStat, read_stat
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Python ignores SIGPIPE and SIGXFSZ, the supervisor SIGHUP, a shell's background job SIGINT and
@@ -32,20 +33,6 @@ _RESET = (
     signal.SIGUSR2,
 )
 _LOOK_AGAIN_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One process of a tree; `state` is the letter of proc(5), "D" cannot be ended."""
-
-    process_id: int
-    parent_id: int
-    name: str
-    state: str
-    start_ticks: int
-
-    def __str__(self) -> str:
-        return f"process {self.process_id} ({self.name}, state {self.state})"
 
 
 def become_subreaper() -> None:
@@ -119,7 +106,7 @@ class ProcessTree:
             heads = [member for member in _descendants(os.getpid()) if member.parent_id == os.getpid()]
         _signal_once(heads, signal.SIGTERM, self._asked)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ProcessStat]:
         """Return the living processes of the tree, the leader included; one reading, not a proof."""
         return [member for member in _descendants(os.getpid()) if member.state not in "ZX"]
 
@@ -145,7 +132,7 @@ class ProcessTree:
         return True
 
 
-def _signal_once(members: Sequence[Member], number: signal.Signals, done: set[tuple[int, int]]) -> None:
+def _signal_once(members: Sequence[ProcessStat], number: signal.Signals, done: set[tuple[int, int]]) -> None:
     for member in members:
         who = (member.process_id, member.start_ticks)
         if who not in done:
@@ -153,9 +140,9 @@ def _signal_once(members: Sequence[Member], number: signal.Signals, done: set[tu
             _signal(member, number)
 
 
-def _signal(member: Member, number: signal.Signals) -> None:
+def _signal(member: ProcessStat, number: signal.Signals) -> None:
     # The number may have gone to a stranger since it was read: look once more.
-    now = _read_member(member.process_id)
+    now = read_stat(member.process_id)
     if now is None or now.start_ticks != member.start_ticks:
         return
     # PermissionError: a process of another user; it shows up among those that could not be ended.
@@ -165,11 +152,11 @@ def _signal(member: Member, number: signal.Signals) -> None:
         os.kill(member.process_id, signal.SIGCONT)
 
 
-def _descendants(root: int) -> list[Member]:
-    children: defaultdict[int, list[Member]] = defaultdict(list)
+def _descendants(root: int) -> list[ProcessStat]:
+    children: defaultdict[int, list[ProcessStat]] = defaultdict(list)
     for member in _everyone():
         children[member.parent_id].append(member)
-    found: list[Member] = []
+    found: list[ProcessStat] = []
     todo = [root]
     while todo:
         below = children.pop(todo.pop(), [])
@@ -178,25 +165,8 @@ def _descendants(root: int) -> list[Member]:
     return found
 
 
-def _everyone() -> Iterator[Member]:
+def _everyone() -> Iterator[ProcessStat]:
     for entry in os.listdir("/proc"):
-        member = _read_member(int(entry)) if entry.isdecimal() else None
+        member = read_stat(int(entry)) if entry.isdecimal() else None
         if member is not None:
             yield member
-
-
-def _read_member(process_id: int) -> Member | None:
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_bytes().decode(errors="replace")
-    except OSError:
-        return None
-    # The name stands in brackets and may hold anything, brackets too.
-    start, _, rest = text.rpartition(")")
-    fields = rest.split()
-    return Member(
-        process_id=process_id,
-        parent_id=int(fields[1]),
-        name=start.partition("(")[2],
-        state=fields[0],
-        start_ticks=int(fields[19]),
-    )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unbroken.checkpoint.listing import list_names
 from unbroken.rundir import layout
+from unbroken.storage.local import LocalStorage
 
 
 def newest_listed(directory: Path) -> str | None:
     """Return the newest name in the run's checkpoint folder, whether it is intact or not, or None."""
-    try:
-        names = [entry.name for entry in (directory / layout.CHECKPOINTS).iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return max(
-        (name for name in names if layout.parse_checkpoint_name(name) is not None), key=_order, default=None
-    )
+    names = list_names(LocalStorage(directory))
+    return names[-1] if names else None
 
 
 def newest_verified(directory: Path) -> str | None:

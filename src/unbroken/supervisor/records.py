@@ -64,8 +64,7 @@ class Records:
 
     def close(self) -> None:
         """Make the journal durable and release it."""
-        with suppress(OSError):
-            self._journal.sync()
+        self._write(self._journal.sync)
         self._journal.close()
 
     def _write(self, write: Callable[[], None]) -> None:

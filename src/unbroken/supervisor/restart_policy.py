@@ -3,7 +3,8 @@
 The rules, in their order:
 
 1.  What cannot be ended holds the run: no second copy may start beside it.
-2.  Completed is done. After a request to stop, whatever else happened, it is stopped.
+2.  Completed is done; a script that failed after its training gives the run its exit code, and no
+    restart. After a request to stop, whatever else happened, it is stopped.
 3.  What said that a restart cannot help, or could not be started, is held.
 4.  More than `max_starts_per_hour` starts in an hour, for any reason, or more than `max_restarts`
     in all: held.
@@ -25,10 +26,10 @@ Only a newer verified checkpoint makes failures forgotten; a start that succeeds
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_OK, EXIT_RUN_ME_AGAIN
+from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_RUN_ME_AGAIN
 from unbroken.supervisor.progress import is_newer
 from unbroken.supervisor.verdict import Verdict
 
@@ -92,12 +93,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, and why. `exit_code` is what the whole run ends with; None goes with "restart"."""
+    """What to do, and why. `exit_code` is what the whole run ends with; None goes with "restart".
+
+    `hint` is what the last attempt, or the error in its way, says to do next.
+    """
 
     action: Action
     reason: str
     delay_seconds: float = 0.0
     exit_code: int | None = None
+    hint: str = ""
 
 
 def decide(
@@ -116,7 +121,7 @@ def decide(
     """
     last = history[-1].verdict
     streak = _since_progress(history, first_checkpoint)
-    return (
+    decision = (
         _end(last, is_stop_asked)
         or _over_budget(history, policy, now_seconds)
         or _after_free_stop(streak, policy)
@@ -124,6 +129,7 @@ def decide(
         or _repeats(streak, policy)
         or _restart(streak, policy, random)
     )
+    return replace(decision, hint=last.hint)
 
 
 def stopped_between_attempts() -> Decision:
@@ -133,9 +139,9 @@ def stopped_between_attempts() -> Decision:
     )
 
 
-def hold(reason: str) -> Decision:
+def hold(reason: str, *, hint: str = "") -> Decision:
     """Return the decision to leave the rest to a human."""
-    return Decision(action="hold", reason=reason, exit_code=EXIT_DO_NOT_RESTART)
+    return Decision(action="hold", reason=reason, exit_code=EXIT_DO_NOT_RESTART, hint=hint)
 
 
 def _end(last: Verdict, is_stop_asked: bool) -> Decision | None:
@@ -143,7 +149,7 @@ def _end(last: Verdict, is_stop_asked: bool) -> Decision | None:
     if last.outcome == "unkillable":
         return hold(f"nothing is started beside what is left: {why}")
     if last.outcome == "completed":
-        return Decision(action="done", reason=why, exit_code=EXIT_OK)
+        return Decision(action="done", reason=why, exit_code=last.exit_code)
     if is_stop_asked:
         code = EXIT_RUN_ME_AGAIN if last.is_saved else EXIT_TERMINATED
         return Decision(action="stopped", reason=why, exit_code=code)

@@ -26,7 +26,8 @@ class Snapshot:
     """What a supervisor does with its run. Times are seconds since 1970, counts are from its start.
 
     `exit_code` is what the run ended with, None before; `outcome` and `evidence` are of the last
-    attempt that ended; `next_start_seconds` and `deadline_seconds` go with back-off and stopping.
+    attempt that ended, `hint` goes with `reason`; `next_start_seconds` and `deadline_seconds` go with
+    back-off and stopping.
     """
 
     state: State
@@ -45,6 +46,7 @@ class Snapshot:
     deadline_seconds: float | None = None
     outcome: str = ""
     evidence: tuple[str, ...] = ()
+    hint: str = ""
     exit_code: int | None = None
 
     @property

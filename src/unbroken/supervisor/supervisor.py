@@ -114,7 +114,7 @@ class Supervisor:
         try:
             attempt = new_attempt(self._plan.directory)
         except StorageError as error:
-            return restart_policy.hold(f"no attempt can be made: {error.message}")
+            return restart_policy.hold(f"no attempt can be made: {error.message}", hint=error.hint)
         self._history.append(
             run_attempt(
                 self._plan.directory,
@@ -138,10 +138,17 @@ class Supervisor:
     def _pause(self, decision: Decision) -> None:
         """Let the pause before a restart go by, or less of it if the run is asked to stop."""
         next_start = time.time() + decision.delay_seconds
-        self._records.event("decision", action="restart", reason=decision.reason, next_start=next_start)
+        self._records.event(
+            "decision",
+            action="restart",
+            reason=decision.reason,
+            hint=decision.hint,
+            next_start=next_start,
+        )
         self._records.show(
             state="backing-off",
             reason=decision.reason,
+            hint=decision.hint,
             restarts=len(self._history),
             next_start_seconds=next_start,
         )
@@ -159,11 +166,13 @@ class Supervisor:
             action=decision.action,
             state=state,
             reason=decision.reason,
+            hint=decision.hint,
             exit_code=decision.exit_code,
         )
         self._records.show(
             state=state,
             reason=decision.reason,
+            hint=decision.hint,
             next_start_seconds=None,
             deadline_seconds=None,
             leader=None,

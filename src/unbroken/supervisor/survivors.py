@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unbroken.errors import RunBusyError
 from unbroken.rundir import layout
+from unbroken.rundir.processes import read_stat
 
 
 def refuse_beside_survivors(directory: Path) -> None:
@@ -46,12 +47,8 @@ def _tagged(directory: Path) -> list[tuple[int, int]]:
 
 def _ancestors() -> set[int]:
     found = set()
-    process_id = os.getpid()
-    while process_id > 0:
-        found.add(process_id)
-        try:
-            stat = Path(f"/proc/{process_id}/stat").read_bytes()
-        except OSError:
-            break
-        process_id = int(stat.rpartition(b")")[2].split()[1])
+    above = read_stat(os.getpid())
+    while above is not None:
+        found.add(above.process_id)
+        above = read_stat(above.parent_id)
     return found

@@ -73,11 +73,15 @@ class OomKills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenException:
-    """The last exception in the output; `frame` is "file:line in function" of its innermost frame."""
+    """The last exception in the output; `frame` is "file:line in function" of its innermost frame.
+
+    `hint` is what to do next, if the exception is one of ours, which say it in the line below.
+    """
 
     kind: str
     message: str
     frame: str
+    hint: str = ""
 
     def __str__(self) -> str:
         what = f"{self.kind}: {self.message}" if self.message else self.kind
@@ -106,7 +110,8 @@ class Verdict:
     """Why an attempt ended, how sure that is, and what it rests on, in plain words.
 
     `kind`, `message` and `frame` are those of the exception; without one, `kind` is the name of the
-    signal or "exit-3". `is_saved` tells that the state was saved before a stop.
+    signal or "exit-3". `is_saved` tells that the state was saved before a stop. `exit_code` is what the
+    script itself ended with after its training had completed.
     """
 
     outcome: Outcome
@@ -117,6 +122,7 @@ class Verdict:
     frame: str = ""
     hint: str = ""
     is_saved: bool = False
+    exit_code: int = 0
 
     @property
     def fingerprint(self) -> tuple[str, str, str, str]:

@@ -22,8 +22,6 @@ from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
 from unbroken.state.tensors import HostTensor
 
-_NOT_METRICS = frozenset({"time", "kind", "step", "epoch"})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
@@ -99,7 +97,7 @@ def read_logged_steps(directory: str | os.PathLike[str]) -> list[LoggedStep]:
             kind=event["kind"],
             step=event["step"],
             epoch=event["epoch"],
-            metrics={name: value for name, value in event.items() if name not in _NOT_METRICS},
+            metrics=event["metrics"],
         )
         for attempt in layout.attempts(Path(directory))
         for event in read_events(layout.attempt_directory(Path(directory), attempt) / layout.events_file())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unbroken.errors import EXIT_ERROR, StaleWriterError, StorageError, UnbrokenError, UsageError
 from unbroken.rundir import layout
+from unbroken.rundir.control import clear_stop
 from unbroken.rundir.files import sweep_temporary
 from unbroken.rundir.heartbeat import Heartbeat
 from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
@@ -32,6 +33,9 @@ class Attempt:
         self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
         self._lock.acquire()
         try:
+            if given_attempt(directory) is None:
+                # An old request: nobody can have asked this attempt yet. (A supervisor clears them itself.)
+                clear_stop(directory)
             self.number = claim_attempt(directory)
             self.directory = layout.attempt_directory(directory, self.number)
             self.journal = Journal(self.directory / layout.events_file())

@@ -15,8 +15,11 @@ from unbroken.state.tree import LeafCodec
 from unbroken.training.randomness import GlobalRandomnessHandler
 
 
-def codecs() -> list[LeafCodec]:
-    """Return the codecs of the loaded frameworks."""
+def codecs(*, shares_memory: bool = False) -> list[LeafCodec]:
+    """Return the codecs of the loaded frameworks.
+
+    With `shares_memory` the tensors they load are views of the bytes that were read, not copies.
+    """
     found: list[LeafCodec] = []
     if "numpy" in sys.modules:
         from unbroken.frameworks.numpy import NumpyCodec
@@ -25,7 +28,7 @@ def codecs() -> list[LeafCodec]:
     if "torch" in sys.modules:
         from unbroken.frameworks.torch import family
 
-        found.append(family.codec())
+        found.append(family.codec(shares_memory=shares_memory))
     return found
 
 
@@ -64,7 +67,8 @@ def environment() -> dict[str, object]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "processors": os.cpu_count(),
-        "command": list(sys.argv),
+        # An argument need not be Unicode; what is kept has to be.
+        "command": [word.encode(errors="backslashreplace").decode() for word in sys.argv],
     }
     if "torch" in sys.modules:
         from unbroken.frameworks.torch import family

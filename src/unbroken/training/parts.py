@@ -10,12 +10,18 @@ import msgspec
 
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import Manifest, PartEntry
-from unbroken.errors import StateMismatchError
-from unbroken.state.handlers import StateHandler, choose_handler
+from unbroken.errors import StateMismatchError, UsageError
+from unbroken.frameworks.generators import is_generator
+from unbroken.state.handlers import ComparesSettings, StateHandler, choose_handler
 from unbroken.state.tensors import HostTensor, TensorSource, size_bytes
 from unbroken.state.tree import Decoder, Encoder, TensorTable
 from unbroken.training import families
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
+
+# Handlers of these names copy out of the state they are given, so that it may share the memory read.
+_COPYING = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
+# Tensors of the same memory are tied weights here; elsewhere they are a coincidence of the moment.
+_TYING = frozenset({"torch.module"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +32,66 @@ class _Part:
 
 
 class Parts:
-    """The live objects of a run. Raises UnsupportedStateError for one that no handler knows."""
+    """The live objects of a run.
+
+    Raises UnsupportedStateError for one that no handler knows or whose state cannot be kept, and
+    UsageError for the name of the part that every run has by itself.
+    """
 
     def __init__(self, values: Mapping[str, object], extra_handlers: Sequence[StateHandler] = ()) -> None:
-        self._rng_state: object = None
+        if RNG_PART in values:
+            raise UsageError(
+                f"Run: the part name {RNG_PART!r} stands for the generators of the process",
+                hint=f"call it otherwise, such as my_{RNG_PART}=...",
+            )
         known = [*extra_handlers, *families.handlers(values)]
         everything = {**values, RNG_PART: GlobalRandomness()}
         self._parts = [
             _Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
+        self._restored: tuple[Manifest, Mapping[str, HostTensor]] | None = None
+        # Now rather than at the first save, which may be hours away. Nothing is copied.
+        self.encode(TensorTable())
 
     @property
     def names(self) -> list[str]:
         return [part.name for part in self._parts]
 
+    def generators(self) -> list[object]:
+        """Return the random generators that are parts of their own."""
+        return [part.value for part in self._parts if is_generator(part.value)]
+
     def encode(self, table: TensorTable) -> dict[str, PartEntry]:
         """Return the state of every part; its live tensors are entered in `table`, not copied."""
-        encoder = Encoder(table, families.codecs())
-        return {
-            part.name: PartEntry(
+        codecs = families.codecs()
+        entries = {}
+        for part in self._parts:
+            encoder = Encoder(table, codecs, keep_aliases=part.handler.name in _TYING)
+            entries[part.name] = PartEntry(
                 handler=part.handler.name,
                 type=f"{type(part.value).__module__}.{type(part.value).__qualname__}",
                 state=encoder.encode(part.handler.state(part.value), part.name),
             )
-            for part in self._parts
-        }
+        return entries
 
-    def restore(self, manifest: Manifest, tensors: Mapping[str, HostTensor]) -> None:
+    def restore(self, manifest: Manifest, tensors: Mapping[str, HostTensor]) -> list[str]:
         """Put the state of a checkpoint into the live objects, in the order of their handlers.
 
-        Raises StateMismatchError that lists *every* difference; then nothing was changed.
+        Returns a line for each setting of the script that the checkpoint overwrites. Raises
+        StateMismatchError that lists *every* difference; then nothing was changed.
         """
-        decoder = Decoder(tensors.__getitem__, families.codecs())
         differences = self._part_differences(manifest)
-        states: dict[str, Any] = {}
+        changed: list[str] = []
         for part in self._parts:
             entry = manifest.parts.get(part.name)
-            if entry is not None and entry.handler == part.handler.name:
-                states[part.name] = decoder.decode(entry.state)
-                found = part.handler.differences(part.value, states[part.name])
-                differences += [f"{part.name}: {line}" for line in found]
+            if entry is None or entry.handler != part.handler.name:
+                continue
+            state = _decode(part, entry, tensors)
+            found = part.handler.differences(part.value, state)
+            differences += [f"{part.name}: {line}" for line in found]
+            if not found and isinstance(part.handler, ComparesSettings):
+                settings = part.handler.changed_settings(part.value, state)
+                changed += [f"{part.name}: {line}" for line in settings]
         differences += self._alias_differences(manifest) if not differences else []
         if differences:
             raise StateMismatchError(
@@ -73,19 +99,36 @@ class Parts:
                 + "\n  ".join(differences),
                 hint="resume with the objects that were saved, or start in a new run directory",
             )
-        for part in sorted(self._parts, key=lambda part: part.handler.order):
-            part.handler.restore(part.value, states[part.name])
-        self._confirm(manifest)
-        self._rng_state = states[RNG_PART]
+        self._restored = (manifest, tensors)
+        self.restore_again()
+        wrong = self._unequal(manifest)
+        if wrong:
+            raise StateMismatchError(
+                f"step {manifest.step} was restored, but read back the live state differs at "
+                f"{', '.join(wrong[:5])}; do not train on with it",
+                hint="the load_state_dict() of that object does not restore what its state_dict() gave",
+            )
+        return changed
 
-    def restore_rng(self) -> None:
-        """Set the generators of the process to the restored state once more.
+    def restore_again(self) -> None:
+        """Put all state to the checkpoint once more; does nothing before a restore or after `forget`.
 
-        What was built or iterated since may have drawn from them. Does nothing before a restore.
+        What the script did since it entered the run (building, drawing, counting) was done before the
+        checkpoint already.
         """
-        for part in self._parts:
-            if part.name == RNG_PART and self._rng_state is not None:
-                part.handler.restore(part.value, self._rng_state)
+        if self._restored is None:
+            return
+        manifest, tensors = self._restored
+        for part in sorted(self._parts, key=lambda part: part.handler.order):
+            part.handler.restore(part.value, _decode(part, manifest.parts[part.name], tensors))
+
+    def forget(self) -> None:
+        """Let go of the restored bytes: training moves on from here."""
+        self._restored = None
+
+    def is_as_in(self, manifest: Manifest) -> bool:
+        """Tell whether the live state is, byte for byte, what a checkpoint holds."""
+        return list(manifest.parts) == self.names and not self._unequal(manifest)
 
     def _part_differences(self, manifest: Manifest) -> list[str]:
         live = {part.name: part for part in self._parts}
@@ -108,26 +151,33 @@ class Parts:
             f"{' = '.join(sorted(tied))}: tied in the checkpoint, not here" for tied in kept - live
         ]
 
-    def _confirm(self, manifest: Manifest) -> None:
-        """Read the live state back and hold it against the manifest, byte for byte."""
+    def _unequal(self, manifest: Manifest) -> list[str]:
+        """Return the parts and tensors whose live state is not what the manifest says, sorted."""
         table = TensorTable()
         entries = self.encode(table)
         wrong = [
             name
             for name, entry in entries.items()
-            if _canonical(entry.state) != _canonical(manifest.parts[name].state)
+            if _canonical(_known(name, entry.state, manifest)) != _canonical(manifest.parts[name].state)
         ]
         wrong += [
             path
             for path, source in table.sources.items()
             if path in manifest.tensors and _digest(source) != manifest.tensors[path].digest
         ]
-        if wrong:
-            raise StateMismatchError(
-                f"step {manifest.step} was restored, but read back the live state differs at "
-                f"{', '.join(sorted(wrong)[:5])}; do not train on with it",
-                hint="the load_state_dict() of that object does not restore what its state_dict() gave",
-            )
+        return sorted(wrong)
+
+
+def _decode(part: _Part, entry: PartEntry, tensors: Mapping[str, HostTensor]) -> Any:
+    codecs = families.codecs(shares_memory=part.handler.name in _COPYING)
+    return Decoder(tensors.__getitem__, codecs).decode(entry.state)
+
+
+def _known(name: str, state: Any, manifest: Manifest) -> Any:
+    # A library that came into use since has a generator of which the checkpoint knows nothing.
+    if name != RNG_PART:
+        return state
+    return {key: item for key, item in state.items() if key in manifest.parts[name].state}
 
 
 def _canonical(encoded: Any) -> bytes:

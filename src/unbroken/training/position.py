@@ -1,113 +1,78 @@
-"""Where training stands in its data: the epoch, and for each loader what was consumed of it."""
+"""Where training stands in its data: the epoch, and for each loader what was consumed of it.
+
+The body of an epoch is run again when a run resumes inside it, so passes over loaders come in the
+same order as before. The position therefore keeps that order: passes that were over yield nothing the
+second time, and those that were open yield the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.generators import generator_state, set_generator_state
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
-from unbroken.training import families
+from unbroken.training.parts import Parts
+from unbroken.training.replay import ResumableBatches, carries_state, resumable
 
 
-class ResumableBatches(Protocol):
-    """An iterable over batches whose position can be taken out and put into another process."""
+@dataclass(slots=True)
+class _Slot:
+    """A loader with a place in the position; `loader` is None until this process has met it.
 
-    def state(self) -> dict[str, Any]:
-        """Return the position as plain values."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over a position before the first `iterate`; raises StateMismatchError if it does not fit."""
-        ...
-
-    def iterate(
-        self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
-    ) -> Iterator[Any]:
-        """Return the batches of a pass: a new one, or with `inside_epoch` the rest of the restored one.
-
-        What the beginning of a pass draws is drawn by the call, not at the first batch.
-        """
-        ...
-
-    def generators(self) -> list[object]:
-        """Return the random generators that a restore sets, the process's own ones aside."""
-        ...
-
-
-class ReplayedIterable:
-    """Any iterable that gives its items anew each time: a resume reads the consumed ones again.
-
-    Exact if the items depend on nothing but the iterable and the generators of the process.
+    `is_rebuilt`: the script makes a new loader each epoch, so that nothing is carried over.
     """
 
-    def __init__(self, items: Iterable[Any]) -> None:
-        if iter(items) is items:
-            raise UnsupportedStateError(
-                f"batches: cannot go back in a {type(items).__name__}, which can be read once only",
-                hint="pass a DataLoader, a list, or an object whose __iter__ starts anew",
-            )
-        self._items = items
-        self._consumed = 0
-        self._start: object = None
-        self._restored = False
+    name: str | None = None
+    loader: object = None
+    batches: ResumableBatches | None = None
+    restored: dict[str, Any] | None = None
+    is_rebuilt: bool = False
+
+    def bind(self, loader: object) -> ResumableBatches:
+        if self.batches is None or self.loader is not loader:
+            self.loader, self.batches = loader, resumable(loader)
+        return self.batches
 
     def state(self) -> dict[str, Any]:
-        return {"consumed": self._consumed, "start_rng": self._start}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._consumed, self._start = state["consumed"], state["start_rng"]
-        self._restored = True
-
-    def generators(self) -> list[object]:
-        return []
-
-    def iterate(
-        self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
-    ) -> Iterator[Any]:
-        replay = self._consumed if inside_epoch and self._restored else 0
-        self._restored = False
-        if replay:
-            restore_global_rng(self._start)  # type: ignore[arg-type]
-        else:
-            self._consumed, self._start = 0, capture_global_rng()
-        iterator = iter(self._items)
-        for index in range(replay):
-            if next(iterator, self) is self:
-                raise StateMismatchError(
-                    f"batches: expected at least {replay} items, found {index}",
-                    hint="resume with the data that the run began with",
-                )
-        if after_replay is not None:
-            after_replay()
-        return self._count(iterator)
-
-    def _count(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        for item in iterator:
-            self._consumed += 1
-            yield item
+        kept = self.restored if self.batches is None or self.restored is not None else self.batches.state()
+        return {"name": self.name, "is_rebuilt": self.is_rebuilt, "state": kept}
 
 
-class _Slot:
-    """A place in the user's loop where batches are asked for; `passes` counts them in this epoch."""
+class _Pass:
+    """One pass over a loader, as the iterator that the user's loop holds."""
 
-    def __init__(self, loader: object, batches: ResumableBatches) -> None:
-        self.loader = loader
-        self.batches = batches
-        self.passes = 0
+    def __init__(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> None:
+        self.slot = slot
+        self.is_inner = is_inner
+        self.delivered = 0
+        self.is_over = False
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self.is_over = True
+            raise
+        self.delivered += 1
+        return batch
 
 
 class Batches:
     """The batches of a loader, for one `for` loop or for several: each begins a pass."""
 
-    def __init__(self, position: Position, loader: object, restore_rng: Callable[[], None]) -> None:
-        self._position = position
+    def __init__(self, begin_pass: Callable[[], Iterator[Any]], loader: object) -> None:
+        self._begin_pass = begin_pass
         self._loader = loader
-        self._restore_rng = restore_rng
 
     def __iter__(self) -> Iterator[Any]:
-        return self._position.begin_pass(self._loader, self._restore_rng)
+        return self._begin_pass()
 
     def __len__(self) -> int:
         """The length of a whole pass, where the loader knows it."""
@@ -115,96 +80,186 @@ class Batches:
 
 
 class Position:
-    """The epoch and the loaders. `inside_epoch` is True from the begin of an epoch's body to its end."""
+    """The epoch and the passes. `inside_epoch` is True from the begin of an epoch's body to its end.
 
-    def __init__(self) -> None:
+    What the script did since it entered the run, such as the part of an epoch's body before its batches,
+    was done already: when a pass goes on, all `parts` are put to the checkpoint once more.
+    """
+
+    def __init__(self, parts: Parts) -> None:
         self.epoch = 0
         self.inside_epoch = False
+        self._parts = parts
         self._slots: list[_Slot] = []
-        self._next_slot = 0
-        self._pending: list[dict[str, Any]] = []
+        self._passes: list[int] = []
+        self._passes_before: list[int] = []
+        # References without ownership: a pass that the user's loop has dropped is not open any more.
+        self._begun: list[weakref.ref[_Pass]] = []
+        self._script: list[int] = []
+        self._script_open: frozenset[int] = frozenset()
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the loaders' positions, one for each place in the loop, as plain values."""
-        kept = [{"passes": slot.passes, "state": slot.batches.state()} for slot in self._slots]
-        # A loader that this attempt has not reached yet keeps the position it was restored with.
-        return kept + self._pending[len(kept) :]
+        """Return the loaders' positions as plain values."""
+        return [slot.state() for slot in self._slots]
 
-    def restore(self, epoch: int, inside_epoch: bool, loaders: list[dict[str, Any]]) -> None:
+    def passes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the passes begun in this epoch and the loaders with an open one, as indices of `state`.
+
+        Passes of the script that are still to be played count: they were begun before the checkpoint.
+        """
+        still_open = {self._slots.index(found.slot) for found in self._open() if found.slot in self._slots}
+        waiting = self._script_open.intersection(self._script)
+        return (*self._passes, *self._script), tuple(sorted(still_open | waiting))
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether the script stands in the body of a loop over batches."""
+        return any(found.delivered for found in self._open())
+
+    def restore(
+        self,
+        epoch: int,
+        inside_epoch: bool,
+        loaders: list[dict[str, Any]],
+        passes: tuple[tuple[int, ...], tuple[int, ...]],
+    ) -> None:
         """Take over the position of a checkpoint."""
-        self.epoch = epoch
-        self.inside_epoch = inside_epoch
-        self._pending = list(loaders)
+        self.epoch, self.inside_epoch = epoch, inside_epoch
+        self._slots = [
+            _Slot(name=kept["name"], restored=kept["state"], is_rebuilt=kept["is_rebuilt"])
+            for kept in loaders
+        ]
+        self._script, self._script_open = list(passes[0]), frozenset(passes[1])
 
     def begin_epoch(self, epoch: int) -> None:
-        """Enter the body of `epoch`; passes counted in the epoch before are forgotten."""
-        is_resumed = self.inside_epoch and epoch == self.epoch
+        """Enter the body of `epoch`."""
+        crossing = [found for found in self._open() if found.delivered]
+        if crossing:
+            raise UnsupportedStateError(
+                "batches: a loop over batches that began before this epoch is still open",
+                hint="begin and end every loop over run.batches inside the body of the epoch",
+            )
+        if not (self.inside_epoch and epoch == self.epoch):
+            self._script, self._script_open = [], frozenset()
         self.epoch, self.inside_epoch = epoch, True
-        self._next_slot = 0
-        if not is_resumed:
-            for slot in self._slots:
-                slot.passes = 0
-            self._pending = [{**kept, "passes": 0} if kept else kept for kept in self._pending]
 
     def end_epoch(self) -> None:
         """Leave the body of the epoch: the next epoch is the position now."""
+        self._check_played()
+        self._passes_before, self._passes = self._passes, []
         self.epoch += 1
         self.inside_epoch = False
 
-    def begin_pass(self, loader: object, restore_rng: Callable[[], None]) -> Iterator[Any]:
-        """Return the batches of `loader` that training has not consumed yet."""
-        index, resumed = self._slot(loader)
-        slot = self._slots[index]
-        done = resumed.get("passes", 0)
-        slot.passes += 1
-        if slot.passes < done:
-            # A pass that was completed before the one the checkpoint stands in.
-            return iter(())
-        if not resumed:
-            return slot.batches.iterate()
-        self._pending[index] = {}
-        self._restore(slot, resumed["state"])
-        if done:
-            return slot.batches.iterate(inside_epoch=True, after_replay=restore_rng)
-        return slot.batches.iterate()
+    def check_whole(self) -> None:
+        """Raise where no position could be continued: inside a nested loop, or off the script."""
+        self._check_played()
+        if any(found.is_inner for found in self._open()):
+            raise UnsupportedStateError(
+                "run.step: a step inside a loop over run.batches that is nested in another one",
+                hint="iterate the inner loader itself; only the loop that takes steps needs run.batches",
+            )
 
-    def _restore(self, slot: _Slot, state: dict[str, Any]) -> None:
-        # A generator that a loader in use shares with this one has moved on since it was restored.
-        in_use = [
-            generator
-            for other in self._slots
-            if other is not slot and other.passes
-            for generator in other.batches.generators()
-        ]
+    def begin_pass(self, loader: object, name: str | None) -> Iterator[Any]:
+        """Return the batches of `loader` that training has not consumed yet."""
+        if self.is_in_pass:
+            return self._begin_inner(loader, name)
+        if self._script:
+            return self._play(loader)
+        index = self._find(loader, name)
+        self._passes.append(index)
+        return self._begin(self._slots[index], loader, is_inner=False)
+
+    def _begin_inner(self, loader: object, name: str | None) -> Iterator[Any]:
+        """Begin a pass in the body of another: not part of the script, since nothing leads to it again."""
+        known = any(slot.loader is loader for slot in self._slots)
+        slot = _Slot(name=name)
+        if known or carries_state(slot.bind(loader).state()):
+            slot = self._slots[self._find(loader, name)]
+        return self._begin(slot, loader, is_inner=True)
+
+    def _begin(self, slot: _Slot, loader: object, *, is_inner: bool) -> Iterator[Any]:
+        batches = slot.bind(loader)
+        if slot.restored is not None:
+            self._restore_between(slot, batches)
+        return self._started(slot, batches.iterate(), is_inner=is_inner)
+
+    def _play(self, loader: object) -> Iterator[Any]:
+        """Begin the next pass of the script: one that was begun before the checkpoint already."""
+        index = self._script.pop(0)
+        slot = self._slots[index]
+        self._passes.append(index)
+        if index in self._script:
+            # Over, and followed by another pass over the same loader, whose state counts.
+            return iter(())
+        batches = slot.bind(loader)
+        assert slot.restored is not None
+        batches.restore(slot.restored)
+        slot.restored = None
+        rest = batches.iterate(inside_epoch=True, after_replay=self._parts.restore_again)
+        return self._started(slot, rest if index in self._script_open else iter(()), is_inner=False)
+
+    def _started(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
+        found = _Pass(slot, batches, is_inner=is_inner)
+        self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
+        return found
+
+    def _check_played(self) -> None:
+        if self._script:
+            raise StateMismatchError(
+                f"batches: expected {len(self._script)} more loops over run.batches, as before the "
+                "checkpoint, found none",
+                hint="resume with the loop that the run began with",
+            )
+
+    def _open(self) -> list[_Pass]:
+        passes = [found for ref in self._begun if (found := ref()) is not None]
+        return [found for found in passes if not found.is_over]
+
+    def _find(self, loader: object, name: str | None) -> int:
+        """Return the place of a loader that begins a new pass; it gets a new one if it has none."""
+        for index, slot in enumerate(self._slots):
+            if slot.loader is loader:
+                slot.is_rebuilt = False
+                return index
+        unmet = [index for index, slot in enumerate(self._slots) if slot.loader is None and slot.name == name]
+        if unmet:
+            return self._first_of(unmet)
+        replaced = self._replaced(name)
+        if replaced is not None:
+            self._slots[replaced].is_rebuilt = True
+            return replaced
+        self._slots.append(_Slot(name=name))
+        return len(self._slots) - 1
+
+    def _first_of(self, unmet: list[int]) -> int:
+        """Choose among loaders of the checkpoint that this process has not met yet."""
+        telling = [index for index in unmet if carries_state(self._slots[index].restored or {})]
+        if telling and len(unmet) > 1:
+            raise UnsupportedStateError(
+                f"batches: cannot tell which of {len(unmet)} loaders of the checkpoint this one is",
+                hint="name them: run.batches(loader, name='warm-up')",
+            )
+        return unmet[0]
+
+    def _replaced(self, name: str | None) -> int | None:
+        """Return the place of the loader that stood here in the epoch before and was not met in this one."""
+        here = len(self._passes)
+        if here >= len(self._passes_before):
+            return None
+        index = self._passes_before[here]
+        return index if index not in self._passes and self._slots[index].name == name else None
+
+    def _restore_between(self, slot: _Slot, batches: ResumableBatches) -> None:
+        """Restore a loader whose next pass is a new one."""
+        state, slot.restored = slot.restored, None
+        if slot.is_rebuilt or state is None or not carries_state(state):
+            # It begins as the script built it.
+            return
+        others = [other.batches for other in self._slots if other is not slot and other.batches is not None]
+        in_use = [generator for other in others for generator in other.generators()]
+        in_use += self._parts.generators()
+        # They have moved on since they were restored themselves.
         states = [generator_state(generator) for generator in in_use]
-        slot.batches.restore(state)
+        batches.restore(state)
         for generator, kept in zip(in_use, states, strict=True):
             set_generator_state(generator, kept)
-
-    def _slot(self, loader: object) -> tuple[int, dict[str, Any]]:
-        """Return the place for `loader` and the position still to be restored there, if any.
-
-        A loader keeps its place; a new one (built anew each epoch) takes the next place in the loop.
-        """
-        index = next((i for i, slot in enumerate(self._slots) if slot.loader is loader), self._next_slot)
-        if index == len(self._slots):
-            self._slots.append(_Slot(loader, resumable(loader)))
-        elif self._slots[index].loader is not loader:
-            passes = self._slots[index].passes
-            self._slots[index] = _Slot(loader, resumable(loader))
-            self._slots[index].passes = passes
-        self._next_slot = index + 1
-        return index, self._pending[index] if index < len(self._pending) else {}
-
-
-def resumable(loader: object) -> ResumableBatches:
-    """Return `loader` made resumable. Raises UnsupportedStateError for what cannot be resumed exactly."""
-    found: ResumableBatches | None = families.resumable_loader(loader)
-    if found is not None:
-        return found
-    if not isinstance(loader, Iterable):
-        raise UnsupportedStateError(
-            f"batches: expected a DataLoader or an iterable, found a {type(loader).__name__}",
-            hint="pass the loader itself",
-        )
-    return ReplayedIterable(loader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -36,12 +37,16 @@ class Requests:
         self._save_file = str(directory / layout.SAVE_NOW_FILE)
         self._signal: int | None = None
         self._previous: dict[int, object] = {}
+        self._process_id = os.getpid()
 
-    def install(self) -> None:
-        """Take over SIGTERM and SIGINT until `remove`."""
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._previous[number] = signal.signal(number, self._on_signal)
+    def install(self) -> bool:
+        """Take over SIGTERM and SIGINT until `remove`; False if this thread cannot."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._process_id = os.getpid()
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return True
 
     def remove(self) -> None:
         """Give the signals back to whoever had them."""
@@ -63,7 +68,21 @@ class Requests:
         return os.path.exists(self._save_file) and take_save_request(self._directory)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process_id:
+            # A forked child inherits this handler, and has no step that would ever obey it.
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self._signal = number
         if number == signal.SIGINT:
             # The second Ctrl-C means it: interrupt at once, without a save.
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            _say(
+                b"unbroken: saving at the end of this step, then stopping; Ctrl-C again interrupts at once\n"
+            )
+
+
+def _say(words: bytes) -> None:
+    # Not print: a handler may run in the middle of one. A terminal that is gone needs no answer.
+    with suppress(OSError):
+        os.write(2, words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_global_rng, rng_differences
 
 RNG_PART = "rng"
 
@@ -26,7 +26,11 @@ class GlobalRandomnessHandler:
         return capture_global_rng()
 
     def differences(self, value: Any, state: Any) -> list[str]:
-        return []
+        return rng_differences(state)
+
+    def changed_settings(self, value: Any, state: Any) -> list[str]:
+        new = sorted(set(capture_global_rng()) - set(state))
+        return [f"the generator of {name} came into use since and begins as it is" for name in new]
 
     def restore(self, value: Any, state: Any) -> None:
         restore_global_rng(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,15 @@ RESUME_MODES = ("auto", "never", "must")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint whose every byte was verified, and what had to be passed over to reach it."""
+    """A checkpoint whose every byte was verified, and what had to be passed over to reach it.
+
+    `later` are newer ones that the user gave up by naming this one; still in their places.
+    """
 
     checkpoint: Checkpoint
     tensors: dict[str, HostTensor]
     passed_over: dict[str, str]
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +118,26 @@ def _check_begin(store: CheckpointStore, resume: str, passed_over: Mapping[str, 
 
 
 def _named(store: CheckpointStore, name: str, run_id: str) -> Candidate:
+    if os.environ.get(layout.ATTEMPT_VARIABLE) is not None:
+        raise UsageError(
+            f"Run: expected resume='auto' or 'must' under `unbroken run`, found {name!r}",
+            hint="every restart would go back to it: run the script by itself once, then like this",
+        )
     checkpoint = store.get(name)
     _check_owner(checkpoint, run_id)
-    candidate = Candidate(checkpoint, checkpoint.load_tensors(), {})
     names = store.names()
-    for later in names[names.index(name) + 1 :]:
-        # Steps will be counted again from here: what was saved later belongs to a past that is given up.
-        reason = f"set aside: the run was continued from {name} on request"
-        candidate.passed_over[later] = f"{reason}; now in {store.quarantine(later, reason)}"
-    return candidate
+    later = tuple(names[names.index(name) + 1 :])
+    return Candidate(checkpoint, checkpoint.load_tensors(), {}, later)
+
+
+def set_later_aside(store: CheckpointStore, candidate: Candidate) -> None:
+    """Move the checkpoints that were given up to quarantine, once the restore has succeeded.
+
+    Steps will be counted again from here, and would meet their names.
+    """
+    for name in candidate.later:
+        reason = f"set aside: the run was continued from {candidate.checkpoint.name} on request"
+        candidate.passed_over[name] = f"{reason}; now in {store.quarantine(name, reason)}"
 
 
 def _check_owner(checkpoint: Checkpoint, run_id: str) -> None:
@@ -134,9 +150,17 @@ def _check_owner(checkpoint: Checkpoint, run_id: str) -> None:
 
 
 def report(
-    candidate: Candidate, *, environment: Mapping[str, Any], config: Any, parts: Sequence[str]
+    candidate: Candidate,
+    *,
+    environment: Mapping[str, Any],
+    config: Any,
+    parts: Sequence[str],
+    settings: Sequence[str],
 ) -> RestoreReport:
-    """Return the report on a restored checkpoint; `environment` and `config` are those of now, encoded."""
+    """Return the report on a restored checkpoint.
+
+    `environment` and `config` are those of now, encoded; `settings` says what the checkpoint overwrote.
+    """
     manifest = candidate.checkpoint.manifest
     return RestoreReport(
         checkpoint=candidate.checkpoint.name,
@@ -149,6 +173,7 @@ def report(
         learning_rates=learning_rates(manifest),
         passed_over=candidate.passed_over,
         changed=(
+            *settings,
             *_changes("", manifest.environment, environment),
             *_changes("config", manifest.config, config),
         ),

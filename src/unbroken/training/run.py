@@ -6,8 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -16,11 +16,11 @@ from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import SaveFailedError, UnbrokenError, UsageError
-from unbroken.rundir import layout
 from unbroken.rundir.last_words import LastWords
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training import families, resume
+from unbroken.training.arguments import numbers, plain, plain_metrics, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
@@ -70,23 +70,25 @@ class Run:
         handlers: Sequence[StateHandler] = (),
         **parts: Any,
     ) -> None:
-        self.directory = _run_directory(directory)
+        install_exit_codes()
+        self.directory = run_directory(directory)
         self.step_count = 0
-        self._save_policies = tuple(save)
-        self._keep = tuple(keep)
+        self._save_policies = policies("save", save)
+        self._keep = policies("keep", keep)
         self._resume = resume
-        self._config = _plain(config, "config")
+        self._config = plain(config, "config")
         self._values = parts
         self._handlers = tuple(handlers)
-        self._position = Position()
         self._metrics: dict[str, Json] = {}
         self._best_recorded = False
         self._entered = False
+        self._epochs_begun = False
 
     def __enter__(self) -> Self:
-        install_exit_codes()
+        self._process_id = os.getpid()
         try:
             self._parts = Parts(self._values, self._handlers)
+            self._position = Position(self._parts)
             self._attempt = Attempt(self.directory)
         except UnbrokenError as error:
             say_refused(self.directory, error)
@@ -111,6 +113,9 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process_id:
+            # A forked child that leaves the block by an exception or sys.exit: the run is its parent's.
+            return
         try:
             if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
                 self._complete()
@@ -128,8 +133,10 @@ class Run:
         each epoch, and again if the run stopped in between.
         """
         self._check_entered("epochs")
-        # Whatever was built since the restore may have drawn from the generators.
-        self._parts.restore_rng()
+        if not self._epochs_begun:
+            # What the script did since it entered the run was done before the checkpoint already.
+            self._parts.restore_again()
+            self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
             self._position.begin_epoch(epoch)
             yield epoch
@@ -137,18 +144,22 @@ class Run:
             self._attempt.journal.append("epoch", epoch=epoch, step=self.step_count)
             self._at_boundary()
 
-    def batches(self, loader: Iterable[Any]) -> Batches:
+    def batches(self, loader: Iterable[Any], *, name: str | None = None) -> Batches:
         """Return the batches of `loader`; in an epoch that is resumed, only those not yet consumed.
 
         `loader` is a map-style DataLoader with any sampler and any number of workers, whose order,
         worker randomness and values are those it would have given uninterrupted, or any iterable that
         begins anew each time, whose consumed items are read again.
 
-        Each `for` loop over the result is a pass. Raises, when a pass begins, UnsupportedStateError for
-        a loader that cannot be continued exactly and StateMismatchError for one that has changed.
+        Each `for` loop over the result is a pass. Several loops may follow each other or run side by
+        side; one that is nested in another may take no steps. `name` tells loaders apart that hold
+        generators of their own, where their order in the script does not.
+
+        Raises, when a pass begins, UnsupportedStateError for a loader that cannot be continued exactly
+        and StateMismatchError for one that has changed.
         """
         self._check_entered("batches")
-        return Batches(self._position, loader, self._parts.restore_rng)
+        return Batches(lambda: self._position.begin_pass(loader, name), loader)
 
     def step(self, **metrics: Any) -> None:
         """Say that one optimizer step is complete; call it last in the body of the loop.
@@ -161,29 +172,36 @@ class Run:
             StopRequested: a SystemExit with code 75; the state is saved.
         """
         self._check_entered("step")
+        values = numbers(metrics)
+        self._position.check_whole()
+        self._parts.forget()
         self.step_count += 1
-        self._metrics = {}
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        self._attempt.journal.append("step", step=self.step_count, epoch=self._position.epoch, **values)
+        self._metrics = plain_metrics(values)
+        self._log("step", values)
         self._at_boundary()
 
     def record(self, **metrics: Any) -> None:
         """Record metrics of the state as it is now, such as `accuracy=` after an evaluation.
 
-        They are kept in the checkpoint of this state: at the end of the epoch, when everything in
-        the body of the loop is done. With `KeepBest` on one of them that checkpoint is always written.
+        They are kept in the checkpoint of this state, and with `KeepBest` on one of them that checkpoint
+        is always written: at the end of the epoch, when everything in its body is done, or at once in
+        the body of a loop over batches, where it has to be called last.
         """
         self._check_entered("record")
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        self._attempt.journal.append("record", step=self.step_count, epoch=self._position.epoch, **values)
-        self._metrics.update({name: _plain(value, name) for name, value in values.items()})
+        values = numbers(metrics)
+        self._log("record", values)
+        self._metrics.update(plain_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
         self._best_recorded = self._best_recorded or bool(wanted & values.keys())
+        if self._best_recorded and self._position.is_in_pass:
+            self.save()
 
     def save(self) -> None:
         """Capture the state now and write a checkpoint in the background."""
         self._check_entered("save")
         position = self._position
+        position.check_whole()
+        passes, still_open = position.passes()
         table = TensorTable()
         description = Description(
             run_id=self._attempt.run.run_id,
@@ -196,6 +214,8 @@ class Run:
                 epoch=position.epoch,
                 inside_epoch=position.inside_epoch,
                 loaders=Encoder(table).encode(position.state(), "position"),
+                passes=passes,
+                open=still_open,
             ),
             metrics=dict(self._metrics),
             config=self._config,
@@ -212,20 +232,25 @@ class Run:
         self._beat("restoring")
         swept = [*store.sweep(), *attempt.sweep()]
         self._environment: dict[str, Any] = {
-            name: _plain(value, f"environment/{name}") for name, value in families.environment().items()
+            name: plain(value, f"environment/{name}") for name, value in families.environment().items()
         }
         candidate = resume.choose(store, self._resume, attempt.run.run_id)
         if candidate is None:
             lines = [f"run {attempt.run.name} begins in {self.directory}"]
         else:
             manifest = candidate.checkpoint.manifest
-            self._parts.restore(manifest, candidate.tensors)
-            loaders = Decoder(candidate.tensors.__getitem__).decode(manifest.position.loaders)
-            self._position.restore(manifest.position.epoch, manifest.position.inside_epoch, loaders)
+            settings = self._parts.restore(manifest, candidate.tensors)
+            self._restore_position(manifest.position, candidate)
             self.step_count = manifest.step
-            self._saver.continue_from(candidate.checkpoint)
+            self._metrics = dict(manifest.metrics)
+            self._saver.newest = candidate.checkpoint
+            resume.set_later_aside(store, candidate)
             self.restored = resume.report(
-                candidate, environment=self._environment, config=self._config, parts=self._parts.names
+                candidate,
+                environment=self._environment,
+                config=self._config,
+                parts=self._parts.names,
+                settings=settings,
             )
             lines = self.restored.lines()
         self._saved_here()
@@ -233,14 +258,19 @@ class Run:
             "began",
             step=self.step_count,
             attempt=attempt.number,
-            checkpoint=self._saver.last_committed,
+            checkpoint=self._saver.newest_name,
             swept=swept,
             report=lines,
         )
-        attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.last_committed))
+        attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.newest_name))
         _tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
-        self._requests.install()
+        if not self._requests.install():
+            _tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._beat("training")
+
+    def _restore_position(self, saved: SavedPosition, candidate: resume.Candidate) -> None:
+        loaders = Decoder(candidate.tensors.__getitem__).decode(saved.loaders)
+        self._position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
 
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
@@ -269,52 +299,60 @@ class Run:
     def _saved_here(self) -> None:
         self._saved_step = self.step_count
         self._saved_epochs = self._position.epoch
-        self._saved_inside = self._position.inside_epoch
         self._saved_at = time.monotonic()
         self._best_recorded = False
 
     def _save_finally(self) -> None:
-        """Commit the state of now, unless exactly this one is committed already."""
-        here = (self.step_count, self._position.epoch, self._position.inside_epoch)
-        if here != (self._saved_step, self._saved_epochs, self._saved_inside) or self._never_saved():
+        """Commit the state of now, unless the newest checkpoint holds exactly this one."""
+        self._saver.wait()
+        newest = None if self._saver.newest is None else self._saver.newest.manifest
+        here = (self.step_count, self._position.epoch, self._position.inside_epoch, self._metrics)
+        if (
+            newest is None
+            or here != (newest.step, newest.position.epoch, newest.position.inside_epoch, newest.metrics)
+            or not self._parts.is_as_in(newest)
+        ):
             self.save()
         self._saver.wait()
-
-    def _never_saved(self) -> bool:
-        self._saver.wait()
-        return self._saver.last_committed is None
 
     def _leave(self, reason: str) -> NoReturn:
         self._beat("stopping")
         self._save_finally()
         self._attempt.say(self._words("stopped", reason))
-        _tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.last_committed}")
+        _tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.newest_name}")
         raise StopRequested(reason)
 
     def _complete(self) -> None:
         try:
             self._save_finally()
         except BaseException as error:
-            self._attempt.say_failed(error, self.step_count, self._saver.last_committed)
+            self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
             raise
         self._beat("done")
         self._attempt.say(self._words("completed", "the training loop ended"))
-        _tell(f"completed at step {self.step_count}, saved in {self._saver.last_committed}")
+        _tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
 
     def _fail(self, error: BaseException) -> None:
         try:
             self._saver.wait()
         except SaveFailedError as failed:
+            # What left the block is the news.
             error.add_note(f"and {failed.message}")
-        self._attempt.say_failed(error, self.step_count, self._saver.last_committed)
+        self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
 
     def _words(self, ending: Any, reason: str) -> LastWords:
         return LastWords(
-            ending=ending, step=self.step_count, checkpoint=self._saver.last_committed, reason=reason
+            ending=ending, step=self.step_count, checkpoint=self._saver.newest_name, reason=reason
         )
 
+    def _newest_step(self) -> int:
+        return -1 if self._saver.newest is None else self._saver.newest.step
+
+    def _log(self, kind: str, metrics: dict[str, int | float]) -> None:
+        self._attempt.journal.append(kind, step=self.step_count, epoch=self._position.epoch, metrics=metrics)
+
     def _beat(self, phase: str) -> None:
-        self._attempt.beat(phase, self.step_count, self._saver.last_committed_step)
+        self._attempt.beat(phase, self.step_count, self._newest_step())
 
     def _close(self) -> None:
         self._requests.remove()
@@ -329,47 +367,8 @@ class Run:
             )
 
 
-def _run_directory(given: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute run directory; the argument and the supervisor's must agree."""
-    supervised = os.environ.get(layout.RUN_DIR_VARIABLE)
-    if given is None and supervised is None:
-        raise UsageError(
-            f"Run: expected a run directory as first argument or in {layout.RUN_DIR_VARIABLE}, found neither",
-            hint='write unbroken.Run("runs/my-run", ...), or start the script by `unbroken run`',
-        )
-    chosen = Path(supervised if given is None else given).resolve()  # type: ignore[arg-type]
-    if supervised is not None and Path(supervised).resolve() != chosen:
-        raise UsageError(
-            f"Run: expected the run directory {supervised} of `unbroken run`, found {chosen} in the script",
-            hint="leave the directory out of Run(...), or give `unbroken run --run-dir` the same one",
-        )
-    return chosen
-
-
-def _plain(value: object, where: str) -> Json:
-    """Return `value`, which must hold no tensors, as tagged JSON."""
-    table = TensorTable()
-    encoded = Encoder(table, families.codecs()).encode(value, where)
-    if table.sources:
-        raise UsageError(
-            f"{where}: expected plain values, found a tensor at {next(iter(table.sources))}",
-            hint="tensors belong into a part: a keyword of Run with a dictionary",
-        )
-    return encoded
-
-
-def _number(name: str, value: Any) -> int | float:
-    """Return the number in a metric: a plain one, or the element of a tensor, an array or a scalar."""
-    item = getattr(value, "detach", lambda: value)()
-    item = item.item() if hasattr(item, "item") else item
-    if isinstance(item, bool) or not isinstance(item, int | float):
-        raise UsageError(
-            f"metric {name!r}: expected a number, found a {type(value).__name__}",
-            hint="pass a float, an int, or a tensor of one element",
-        )
-    return item
-
-
 def _tell(*lines: str) -> None:
-    for line in lines:
-        print(f"unbroken: {line}", file=sys.stderr, flush=True)
+    # A closed terminal or pipe must not end a run, least of all one that has just saved its state.
+    with suppress(OSError, ValueError):
+        for line in lines:
+            print(f"unbroken: {line}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from unbroken.checkpoint.retention import RetentionPlan, RetentionPolicy
+from unbroken.checkpoint.retention import RetentionPolicy
 from unbroken.checkpoint.snapshot import Description, HostBuffers, Snapshot, capture
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import SaveFailedError, UnbrokenError
@@ -34,8 +34,7 @@ class Saver:
         keep: Sequence[RetentionPolicy],
         may_commit: Callable[[], None],
     ) -> None:
-        self.last_committed: str | None = None
-        self.last_committed_step = -1
+        self.newest: Checkpoint | None = None
         self._directory = directory
         self._store = CheckpointStore(directory)
         self._journal = journal
@@ -44,11 +43,12 @@ class Saver:
         self._may_commit = may_commit
         self._buffers = HostBuffers()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unbroken-saver")
-        self._in_flight: Future[Checkpoint] | None = None
+        self._in_flight: Future[None] | None = None
 
-    def continue_from(self, checkpoint: Checkpoint) -> None:
-        """Take `checkpoint` for the last committed one: the parent of the next."""
-        self.last_committed, self.last_committed_step = checkpoint.name, checkpoint.step
+    @property
+    def newest_name(self) -> str | None:
+        """The name of the newest committed checkpoint."""
+        return None if self.newest is None else self.newest.name
 
     def save(self, description: Description, table: TensorTable) -> None:
         """Capture the state now and write it in the background.
@@ -57,7 +57,7 @@ class Saver:
         """
         self.wait()
         # The buffers are free: the save that used them has ended.
-        described = dataclasses.replace(description, parent=self.last_committed)
+        described = dataclasses.replace(description, parent=self.newest_name)
         snapshot = capture(described, table, self._buffers)
         self._in_flight = self._thread.submit(self._write, snapshot)
 
@@ -72,29 +72,42 @@ class Saver:
         if future is None:
             return
         try:
-            checkpoint = future.result()
-        except UnbrokenError as error:
-            raise SaveFailedError(
-                f"a checkpoint could not be written: {error.message}", hint=error.hint
-            ) from error
-        self.continue_from(checkpoint)
+            future.result()
+        except SaveFailedError:
+            raise
+        except (UnbrokenError, OSError) as error:
+            hint = error.hint if isinstance(error, UnbrokenError) else "check the disk and the mount"
+            raise SaveFailedError(f"a checkpoint could not be written: {error}", hint=hint) from error
 
     def close(self) -> None:
         """End the thread; what is being written is finished first."""
         self._thread.shutdown(wait=True)
 
-    def _write(self, snapshot: Snapshot) -> Checkpoint:
+    def _write(self, snapshot: Snapshot) -> None:
         step = snapshot.description.step
         try:
-            checkpoint = self._store.save(snapshot, before_commit=self._may_commit)
+            self.newest = checkpoint = self._store.save(snapshot, before_commit=self._may_commit)
         except UnbrokenError as error:
             self._journal.append("save-failed", step=step, error=error.kind, message=error.message)
             raise
         self._journal.append("saved", step=step, checkpoint=checkpoint.name)
         self._journal.sync()
         self._point_latest(checkpoint.name)
-        self._report_pruned(self._store.prune(self._keep, run_id=self._run_id) if self._keep else None)
-        return checkpoint
+        self._prune(checkpoint)
+
+    def _prune(self, newest: Checkpoint) -> None:
+        if not self._keep:
+            return
+        try:
+            plan = self._store.prune(self._keep, run_id=self._run_id)
+        except UnbrokenError as error:
+            self._journal.append("prune-failed", checkpoint=newest.name, message=error.message)
+            raise SaveFailedError(
+                f"{newest.name} is saved, but older checkpoints could not be pruned: {error.message}",
+                hint=error.hint,
+            ) from error
+        for name, reason in plan.pruned.items():
+            self._journal.append("pruned", checkpoint=name, reason=reason)
 
     def _point_latest(self, name: str) -> None:
         link = self._directory / layout.LATEST_LINK
@@ -105,7 +118,3 @@ class Saver:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(f"{layout.CHECKPOINTS}/{name}")
             os.replace(temporary, link)
-
-    def _report_pruned(self, plan: RetentionPlan | None) -> None:
-        for name, reason in (plan.pruned if plan is not None else {}).items():
-            self._journal.append("pruned", checkpoint=name, reason=reason)

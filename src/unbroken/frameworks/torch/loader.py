@@ -143,7 +143,9 @@ class ResumableLoader:
                 hint="build the loader anew, then restore it",
             )
         saved = cast("_State", dict(state))
-        check_same_loader(saved["fingerprint"], fingerprint(self._loader))
+        if not saved["between_epochs"] or saved["workers_start"] is not None:
+            # Between two epochs a loader may change (another batch size, more data): it begins anew.
+            check_same_loader(saved["fingerprint"], fingerprint(self._loader))
         self._held = HeldGenerators(_roots(self._loader))
         self._held.restore(saved["generators"])
         self._epoch, self._batches, self._samples = saved["epoch"], saved["batches"], saved["samples"]

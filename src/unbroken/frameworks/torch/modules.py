@@ -1,4 +1,4 @@
-"""Modules: parameters, persistent buffers, extra state, under names that no wrapper changes."""
+"""Modules: parameters, persistent buffers, extra state and flags, under names that no wrapper changes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from unbroken.state.handlers import ORDER_MODULE
 
 # Attributes in which wrappers keep the user's module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# No parameter or buffer can have this name.
+_FLAGS = "(flags)"
 
 
 class ModuleHandler:
-    """`torch.nn.Module`, restored in place."""
+    """`torch.nn.Module`, restored in place: its state_dict, what is frozen, what is in evaluation mode."""
 
     name = "torch.module"
     order = ORDER_MODULE
@@ -25,7 +27,13 @@ class ModuleHandler:
         return isinstance(value, nn.Module)
 
     def state(self, value: Any) -> object:
-        return {canonical_name(name): item for name, item in unwrap(value).state_dict().items()}
+        module = unwrap(value)
+        flags = {
+            "frozen": [name for name, parameter in _parameters(module) if not parameter.requires_grad],
+            "evaluating": [name for name, inner in _modules(module) if not inner.training],
+        }
+        tensors = {canonical_name(name): item for name, item in module.state_dict().items()}
+        return {**tensors, _FLAGS: flags}
 
     def differences(self, value: Any, state: Any) -> list[str]:
         live: Any = self.state(value)
@@ -39,6 +47,11 @@ class ModuleHandler:
     def restore(self, value: Any, state: Any) -> None:
         module = unwrap(value)
         module.load_state_dict({name: state[canonical_name(name)] for name in module.state_dict()})
+        frozen, evaluating = set(state[_FLAGS]["frozen"]), set(state[_FLAGS]["evaluating"])
+        for name, parameter in _parameters(module):
+            parameter.requires_grad_(name not in frozen)
+        for name, inner in _modules(module):
+            inner.training = name not in evaluating
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -57,15 +70,29 @@ def canonical_name(name: str) -> str:
 
 
 def parameter_names(parts: Mapping[str, object]) -> dict[int, str]:
-    """Return `id(parameter) -> part.name` for the parameters of all modules among `parts`."""
+    """Return `id(tensor) -> name` for the parameters of all modules among `parts` and the tensors in them."""
     names: dict[int, str] = {}
     for part, value in parts.items():
-        for name, parameter in _parameters(value):
-            names.setdefault(id(parameter), f"{part}.{name}")
+        for name, parameter in _tensors(value):
+            names.setdefault(id(parameter), f"{part}.{name}" if name else part)
     return names
 
 
-def _parameters(value: object) -> Iterator[tuple[str, nn.Parameter]]:
+def _tensors(value: object) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, nn.Module):
-        for name, parameter in unwrap(value).named_parameters():
-            yield canonical_name(name), parameter
+        yield from _parameters(unwrap(value))
+    elif isinstance(value, torch.Tensor):
+        yield "", value
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((str(key), item) for key, item in items if isinstance(item, torch.Tensor))
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in module.named_parameters():
+        yield canonical_name(name), parameter
+
+
+def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, inner in module.named_modules():
+        yield canonical_name(name), inner

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.torch.modules import parameter_names
 from unbroken.state.handlers import ORDER_OPTIMIZER
 
@@ -75,12 +76,24 @@ class OptimizerHandler:
                 key: _place(key, item, parameter, value) for key, item in entries.items()
             }
 
+    def changed_settings(self, value: Any, state: Any) -> list[str]:
+        return [
+            f"group {index} {key}: {saved['options'][key]!r} is kept, the script sets {mine!r}"
+            for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=True))
+            for key, mine in group.items()
+            if key in saved["options"] and key not in _MOVING and _differ(mine, saved["options"][key])
+        ]
+
     def _names(self, optimizer: torch.optim.Optimizer) -> dict[int, str]:
         names = parameter_names(self._parts)
         for group_index, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
-                # A parameter of no module part has only its place to be known by.
-                names.setdefault(id(parameter), f"group{group_index}.{index}")
+                if id(parameter) not in names:
+                    raise UnsupportedStateError(
+                        f"parameter {index} of group {group_index}, of shape {tuple(parameter.shape)}, "
+                        "is trained by this optimizer and belongs to no part: it would not be saved",
+                        hint="pass its module, or the parameter itself, as a keyword of Run",
+                    )
         return names
 
     def _ordered_names(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -90,11 +103,19 @@ class OptimizerHandler:
 
 # `param_names` is a copy of names that torch keeps for its own loader.
 _NOT_OPTIONS = {"params", "param_names"}
+# What schedulers change while training runs is no setting.
+_MOVING = {*_NOT_OPTIONS, "lr", "initial_lr", "momentum", "betas", "max_lr", "min_lr", "base_momentum"}
 
 
 def class_name(value: object) -> str:
     """Return the full name of the class of `value`."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _differ(mine: object, saved: object) -> bool:
+    if isinstance(mine, torch.Tensor) or isinstance(saved, torch.Tensor):
+        return not (isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor) and mine.equal(saved))
+    return mine != saved
 
 
 def _all_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -28,3 +29,17 @@ class SchedulerHandler:
 
     def restore(self, value: Any, state: Any) -> None:
         value.load_state_dict(state["state"])
+
+    def changed_settings(self, value: Any, state: Any) -> list[str]:
+        # What the constructor takes is a setting; the rest of the state moves with training.
+        settings = inspect.signature(type(value).__init__).parameters
+        live, saved = value.state_dict(), state["state"]
+        return [
+            f"{name}: {saved[name]!r} is kept, the script sets {live[name]!r}"
+            for name in settings
+            if name in live and name in saved and name not in _MOVING and live[name] != saved[name]
+        ]
+
+
+# Constructor arguments that a scheduler counts on with.
+_MOVING = {"last_epoch"}

@@ -31,8 +31,6 @@ _NAMES = {
     torch.float64: "F64",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# A loaded tensor up to this size gets memory of its own: a view would keep its whole shard alive.
-_CLONE_BYTES = 1 << 20
 
 
 class TorchTensor:
@@ -51,7 +49,9 @@ class TorchTensor:
         tensor = self._tensor
         if not tensor.numel():
             return None
-        return ("torch", tensor.device, tensor.data_ptr(), self.shape, tensor.stride(), tensor.dtype)
+        # A conjugate or negative view has the same memory and other values.
+        bits = (tensor.is_conj(), tensor.is_neg())
+        return ("torch", tensor.device, tensor.data_ptr(), self.shape, tensor.stride(), tensor.dtype, bits)
 
     def copy_to(self, target: memoryview) -> None:
         image = torch.frombuffer(target, dtype=torch.uint8).view(self._tensor.dtype).view(self.shape)
@@ -62,6 +62,10 @@ class TorchCodec:
     """Tensors become tensors; dtypes, devices and sizes become their names."""
 
     root = "torch"
+
+    def __init__(self, *, shares_memory: bool = False) -> None:
+        # For handlers that copy out of what they are given: a second copy of a large model costs.
+        self._shares_memory = shares_memory
 
     def encode(self, value: object) -> TorchTensor | Json:
         if isinstance(value, torch.Tensor):
@@ -82,7 +86,7 @@ class TorchCodec:
             return torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype])
         view = torch.frombuffer(tensor.data, dtype=torch.uint8)
         view = view.view(_DTYPES[tensor.dtype]).view(tensor.shape)
-        return view.clone() if tensor.data.nbytes <= _CLONE_BYTES else view
+        return view if self._shares_memory else view.clone()
 
     def decode_value(self, value: Json) -> object:
         assert isinstance(value, dict)
@@ -97,6 +101,7 @@ class TorchCodec:
             isinstance(live, torch.Tensor)
             and isinstance(loaded, torch.Tensor)
             and (live.shape, live.dtype) == (loaded.shape, loaded.dtype)
+            and not _overlaps_itself(live)
         )
         if fits:
             with torch.no_grad():
@@ -117,6 +122,8 @@ class TensorHandler:
         return value
 
     def differences(self, value: Any, state: Any) -> list[str]:
+        if _overlaps_itself(value):
+            return ["expected a tensor with memory for each element, found an expanded one"]
         return tensor_differences("", value, state)
 
     def restore(self, value: Any, state: Any) -> None:
@@ -135,6 +142,10 @@ def tensor_differences(where: str, live: torch.Tensor, loaded: object) -> list[s
     if loaded.dtype != live.dtype:
         found.append(f"{head}dtype {live.dtype}, the checkpoint has dtype {loaded.dtype}")
     return found
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _refuse_unkeepable(tensor: torch.Tensor) -> None:

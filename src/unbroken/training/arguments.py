@@ -1,0 +1,78 @@
+"""What a script hands to the run, checked and brought into our own form."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unbroken.errors import UsageError
+from unbroken.rundir import layout
+from unbroken.state.tree import Encoder, Json, TensorTable
+from unbroken.training import families
+
+
+def run_directory(given: str | os.PathLike[str] | None) -> Path:
+    """Return the absolute run directory; the argument and the supervisor's must agree."""
+    supervised = os.environ.get(layout.RUN_DIR_VARIABLE)
+    if given is None and supervised is None:
+        raise UsageError(
+            f"Run: expected a run directory as first argument or in {layout.RUN_DIR_VARIABLE}, found neither",
+            hint='write unbroken.Run("runs/my-run", ...), or start the script by `unbroken run`',
+        )
+    chosen = Path(supervised if given is None else given).expanduser().resolve()  # type: ignore[arg-type]
+    if supervised is not None and Path(supervised).resolve() != chosen:
+        raise UsageError(
+            f"Run: expected the run directory {supervised} of `unbroken run`, found {chosen} in the script",
+            hint=f"start it by `unbroken run --run-dir {given} -- ...`, or leave it out of Run(...)",
+        )
+    return chosen
+
+
+def policies(keyword: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Sequence):
+        raise UsageError(
+            f"Run: expected a list of policies for {keyword}=, found {given!r}",
+            hint=f"write {keyword}=[{given!r}]",
+        )
+    return tuple(given)
+
+
+def plain(value: object, where: str) -> Json:
+    """Return `value`, which must hold no tensors, as tagged JSON."""
+    table = TensorTable()
+    encoded = Encoder(table, families.codecs()).encode(value, where)
+    if table.sources:
+        raise UsageError(
+            f"{where}: expected plain values, found a tensor at {next(iter(table.sources))}",
+            hint="tensors belong into a part: a keyword of Run with a dictionary",
+        )
+    return encoded
+
+
+def plain_metrics(values: dict[str, int | float]) -> dict[str, Json]:
+    return {name: plain(value, name) for name, value in values.items()}
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
+    return {name: _number(name, value) for name, value in metrics.items()}
+
+
+def _number(name: str, value: Any) -> int | float:
+    """Return the number in a metric: a plain one, or the element of a tensor, an array or a scalar."""
+    item = getattr(value, "detach", lambda: value)()
+    if hasattr(item, "item") and math.prod(getattr(item, "shape", ())) == 1:
+        item = item.item()
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        raise UsageError(
+            f"metric {name!r}: expected a number, found {type(value).__name__} {_shape(value)}".rstrip(),
+            hint="pass a float, an int, or a tensor of one element",
+        )
+    return item
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return "" if shape is None else f"of shape {tuple(shape)}"

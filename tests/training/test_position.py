@@ -1,0 +1,260 @@
+"""Loops of every shape go on where they were, or are refused: each is cut everywhere and continued."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import unbroken
+from unbroken.errors import StateMismatchError, UnsupportedStateError
+
+Log = list[tuple[Any, ...]]
+Loop = Callable[[unbroken.Run, Log, Callable[..., None]], None]
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(8)), **{"batch_size": 2, "shuffle": True, **options})
+
+
+class CutOffError(Exception):
+    pass
+
+
+def play(directory: Path, loop: Loop, cut: int | None, **options: Any) -> Log:
+    """Run `loop` and return what it logged, up to the step after which it is cut off."""
+    log: Log = []
+    options.setdefault("save", [unbroken.EverySteps(1)])
+    generators = {"own": np.random.default_rng(5)} if options.pop("own", False) else {}
+
+    def step(run: unbroken.Run, *seen: Any) -> None:
+        drawn = float(torch.rand(()))
+        run.step()
+        log.append((run.step_count, *seen, drawn))
+        if run.step_count == cut:
+            raise CutOffError
+
+    try:
+        with unbroken.Run(directory, counters={}, **generators, **options) as run:
+            run.generators = generators  # type: ignore[attr-defined]
+            loop(run, log, step)
+    except CutOffError:
+        pass
+    return log
+
+
+def check_every_cut(tmp_path: Path, loop: Loop, **options: Any) -> None:
+    """A run that is cut after any step, and continued by other seeds, logs what the whole one does."""
+
+    def seed(value: int) -> None:
+        torch.manual_seed(value)
+        np.random.seed(value)
+        random.seed(value)
+
+    seed(1)
+    whole = play(tmp_path / "whole", loop, None, **dict(options))
+    assert len(whole) > 4
+    for cut in range(1, len(whole)):
+        directory = tmp_path / f"cut{cut}"
+        seed(1)
+        play(directory, loop, cut, **dict(options))
+        # Begun anew if it was cut before its first checkpoint, and then with the same seeds.
+        seed(1000 + cut if any(directory.glob("checkpoints/step-*")) else 1)
+        rest = play(directory, loop, None, **dict(options))
+        assert rest, f"cut {cut}: nothing was left to do"
+        start = rest[0][0] - 1
+        assert rest == whole[start:], f"cut after step {cut}"
+
+
+def values(batch: Any) -> list[int]:
+    return [int(value) for value in torch.as_tensor(batch[0]).flatten()]
+
+
+def test_an_evaluation_by_run_batches_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train, evaluation = loader(), loader()
+        for _ in run.epochs(2):
+            for batch in run.batches(train):
+                seen = sum(1 for _ in run.batches(evaluation)) if run.step_count % 3 == 2 else None
+                step(run, values(batch), seen)
+
+    check_every_cut(tmp_path, loop)
+
+
+def test_a_loader_that_only_some_epochs_use(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        warm_up, train = loader(), loader()
+        for epoch in run.epochs(3):
+            if epoch == 0:
+                for batch in run.batches(warm_up):
+                    step(run, "warm-up", values(batch))
+            for batch in run.batches(train):
+                step(run, "train", values(batch))
+
+    check_every_cut(tmp_path, loop)
+
+
+def test_two_phases_of_epochs(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train = loader()
+        for count in (2, 4):
+            for epoch in run.epochs(count):
+                for batch in run.batches(train):
+                    step(run, count, epoch, values(batch))
+
+    check_every_cut(tmp_path, loop)
+
+
+@pytest.mark.parametrize(
+    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+)
+def test_work_before_the_batches_of_an_epoch_counts_once(tmp_path: Path, save: list[Any]) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        own = run.generators["own"]  # type: ignore[attr-defined]
+        train = loader()
+        for _ in run.epochs(3):
+            own.random()
+            for batch in run.batches(train):
+                step(run, values(batch), float(own.random()))
+
+    check_every_cut(tmp_path, loop, own=True, save=save)
+
+
+@pytest.mark.parametrize(
+    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+)
+def test_a_generator_that_is_a_part_and_drawn_from_by_the_dataset_too(
+    tmp_path: Path, save: list[Any]
+) -> None:
+    class Drawing(Dataset[Any]):
+        def __init__(self, generator: Any) -> None:
+            self.generator = generator
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> tuple[Any, ...]:
+            return index, float(self.generator.random())
+
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        own = run.generators["own"]  # type: ignore[attr-defined]
+        train = DataLoader(Drawing(own), batch_size=2, shuffle=True)
+        for _ in run.epochs(3):
+            own.random()
+            for indices, drawn in run.batches(train):
+                step(run, indices.tolist(), drawn.tolist(), float(own.random()))
+
+    check_every_cut(tmp_path, loop, own=True, save=save)
+
+
+@pytest.mark.parametrize(
+    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+)
+def test_a_loader_that_is_built_anew_each_epoch(tmp_path: Path, save: list[Any]) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        for _ in run.epochs(3):
+            for batch in run.batches(loader()):
+                step(run, values(batch))
+
+    check_every_cut(tmp_path, loop, save=save)
+
+
+@pytest.mark.parametrize(
+    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+)
+@pytest.mark.parametrize("kind", ["global", "own"])
+def test_an_iterable_that_shuffles_itself_as_it_begins(tmp_path: Path, kind: str, save: list[Any]) -> None:
+    class Shuffling:
+        def __init__(self) -> None:
+            self.generator: Any = random if kind == "global" else random.Random(3)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            items = [[value] for value in range(5)]
+            self.generator.shuffle(items)
+            return iter(items)
+
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        items = Shuffling()
+        for _ in run.epochs(3):
+            for batch in run.batches(items):
+                step(run, batch)
+
+    check_every_cut(tmp_path, loop, save=save)
+
+
+def test_a_step_in_a_nested_loop_is_refused_for_nothing_leads_back_into_it(tmp_path: Path) -> None:
+    outer, inner = loader(), loader()
+    with unbroken.Run(tmp_path) as run, pytest.raises(UnsupportedStateError, match="nested in another"):
+        for _ in run.batches(outer):
+            for _ in run.batches(inner):
+                run.step()
+
+
+def test_an_open_loop_from_before_the_epoch_is_refused(tmp_path: Path) -> None:
+    with unbroken.Run(tmp_path) as run:
+        source = iter(run.batches(loader()))
+        next(source)
+        with pytest.raises(UnsupportedStateError, match="began before this epoch"):
+            for _ in run.epochs(1):
+                pass
+        del source
+
+
+def test_a_loop_that_lost_a_pass_is_refused(tmp_path: Path) -> None:
+    def loops(directory: Path, count: int, cut: int | None) -> None:
+        try:
+            with unbroken.Run(directory, save=[unbroken.EverySteps(1)]) as run:
+                for _ in run.epochs(1):
+                    for _ in range(count):
+                        for _ in run.batches([1, 2]):
+                            run.step()
+                            if run.step_count == cut:
+                                raise CutOffError
+                    run.step()
+        except CutOffError:
+            pass
+
+    loops(tmp_path, 2, 3)
+    with pytest.raises(StateMismatchError, match=r"expected 1 more loops over run\.batches"):
+        loops(tmp_path, 1, None)
+
+
+def test_loaders_that_cannot_be_told_apart_have_to_be_named(tmp_path: Path) -> None:
+    def loops(directory: Path, names: tuple[str | None, ...], order: tuple[int, ...]) -> list[Any]:
+        seen = []
+        loaders = [loader(generator=torch.Generator().manual_seed(number)) for number in range(2)]
+        with unbroken.Run(directory) as run:
+            for _ in run.epochs(run._position.epoch + 1):
+                for index in order:
+                    for batch in run.batches(loaders[index], name=names[index]):
+                        seen.append(values(batch))
+                        run.step()
+        return seen
+
+    loops(tmp_path / "unnamed", (None, None), (0, 1))
+    with pytest.raises(UnsupportedStateError, match="cannot tell which of 2 loaders"):
+        loops(tmp_path / "unnamed", (None, None), (1, 0))
+    first = loops(tmp_path / "named", ("a", "b"), (0, 1))
+    second = loops(tmp_path / "named", ("a", "b"), (1, 0))
+    whole = []
+    loaders = [loader(generator=torch.Generator().manual_seed(number)) for number in range(2)]
+    for order in ((0, 1), (1, 0)):
+        for index in order:
+            whole += [values(batch) for batch in loaders[index]]
+    assert first + second == whole
+
+
+def test_data_may_grow_between_two_epochs(tmp_path: Path) -> None:
+    for count in (1, 2):
+        with unbroken.Run(tmp_path) as run:
+            for epoch in run.epochs(count):
+                data = DataLoader(TensorDataset(torch.arange(4 * (epoch + 1))), batch_size=2, shuffle=True)
+                for _ in run.batches(data):
+                    run.step()
+    assert run.step_count == 6
