@@ -13,8 +13,9 @@ import pytest
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import read_heartbeat
+from unbroken.testing.runs import compare_runs
 
-from ..training.processes import SCRIPT, final_digests, losses, train
+from ..training.processes import SCRIPT, train
 from ..zygote import start_script
 
 # More epochs than any of these runs lives to see.
@@ -23,7 +24,8 @@ STARTED_SECONDS = 60.0
 
 
 def kill_at_a_random_moment(run_dir: Path, arguments: list[str], dice: random.Random) -> None:
-    """Start an attempt and kill it up to half a second after its training began."""
+    """Start an attempt, see that it cleans up, and kill it up to half a second after its training began."""
+    left = set(stray_files(run_dir))
     running = start_script(SCRIPT, str(run_dir), *arguments, output=run_dir.parent / "output")
     started = time.monotonic()
     while not is_training(run_dir, running.process_id):
@@ -31,6 +33,7 @@ def kill_at_a_random_moment(run_dir: Path, arguments: list[str], dice: random.Ra
             os.kill(running.process_id, signal.SIGKILL)
             pytest.fail(f"it did not start: {running.wait().stderr}")
         time.sleep(0.001)
+    assert left.isdisjoint(stray_files(run_dir)), "the next start leaves what the killed one left"
     # Not a wait for something to happen: the moment of the kill is what is random here.
     time.sleep(dice.random() ** 2 * 0.5)
     os.kill(running.process_id, signal.SIGKILL)
@@ -80,8 +83,7 @@ def survive(run_dir: Path, expected_dir: Path, arguments: list[str], kills: int,
 
     reference = train(expected_dir, *arguments, "--term-at", str(last))
     assert reference.returncode == 75, reference.stderr
-    assert losses(run_dir) == losses(expected_dir)
-    assert final_digests(run_dir) == final_digests(expected_dir)
+    assert compare_runs(expected_dir, run_dir).differences == ()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -31,14 +31,6 @@ def step_events(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def losses(run_dir: Path) -> dict[int, set[str]]:
-    """Return `step -> the losses ever logged for it`, as their bits."""
-    found: dict[int, set[str]] = {}
-    for event in step_events(run_dir):
-        found.setdefault(event["step"], set()).add(float(event["metrics"]["loss"]).hex())
-    return found
-
-
 def final_digests(run_dir: Path) -> dict[str, str]:
     """Return `tensor -> digest` of the newest checkpoint."""
     tensors = CheckpointStore(run_dir).latest().manifest.tensors

@@ -38,7 +38,7 @@ def test_the_name_of_the_part_that_every_run_has_is_not_for_users(tmp_path: Path
 
 def test_a_nested_value_that_cannot_be_kept_is_refused_on_entering(tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedStateError, match="^counters/hook: cannot keep a value of type builtins:function"
+        UnsupportedStateError, match=r"^counters/hook: cannot keep a value of type builtins:function"
     ):
         save(tmp_path / "r", counters={"hook": lambda: 0})
     assert not (tmp_path / "r").exists()

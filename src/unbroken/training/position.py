@@ -252,7 +252,7 @@ class Position:
     def _restore_between(self, slot: _Slot, batches: ResumableBatches) -> None:
         """Restore a loader whose next pass is a new one."""
         state, slot.restored = slot.restored, None
-        if slot.is_rebuilt or state is None or not carries_state(state):
+        if slot.is_rebuilt or state is None:
             # It begins as the script built it.
             return
         others = [other.batches for other in self._slots if other is not slot and other.batches is not None]
