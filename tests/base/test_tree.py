@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
-from unbroken.state.tensors import HostTensor
+from unbroken.state.tensors import HostTensor, TensorSource
 from unbroken.state.tree import Decoder, Encoder, TensorTable
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_tag_is_reported_as_damage(encoded: Any) -> None:
 
 
 def test_tensors_with_the_same_memory_are_kept_once_under_all_their_paths() -> None:
-    class Shared:
+    class Shared(TensorSource):
         dtype, shape, identity = "U8", (2,), ("memory", 1)
 
         def copy_to(self, target: memoryview) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.state.handlers import ORDER_VALUE
-from unbroken.state.tensors import HostTensor
+from unbroken.state.tensors import HostTensor, TensorSource
 from unbroken.state.tree import Json
 
 _NAMES = {
@@ -31,7 +31,7 @@ _NAMES = {
 _DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in _NAMES.items()}
 
 
-class NumpyTensor:
+class NumpyTensor(TensorSource):
     """A live array as a source of bytes."""
 
     __slots__ = ("_array", "dtype", "shape")

@@ -38,8 +38,9 @@ class Attempt:
                 clear_stop(directory)
             self.number = claim_attempt(directory)
             self.directory = layout.attempt_directory(directory, self.number)
-            self.journal = Journal(self.directory / layout.events_file())
+            # The one that may fail for want of space comes first: the other holds a descriptor.
             self._heartbeat = Heartbeat(self.directory / layout.HEARTBEAT)
+            self.journal = Journal(self.directory / layout.events_file())
         except BaseException:
             self._lock.release()
             raise

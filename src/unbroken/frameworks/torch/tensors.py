@@ -9,7 +9,7 @@ import torch
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.state.handlers import ORDER_VALUE
-from unbroken.state.tensors import HostTensor
+from unbroken.state.tensors import HostTensor, TensorSource
 from unbroken.state.tree import Json
 
 _NAMES = {
@@ -33,7 +33,7 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-class TorchTensor:
+class TorchTensor(TensorSource):
     """A live tensor as a source of bytes, wherever it lies and however it is strided."""
 
     __slots__ = ("_tensor", "dtype", "shape")
