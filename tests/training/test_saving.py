@@ -1,0 +1,97 @@
+"""What is saved when, what is kept, and a save that fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import unbroken
+from unbroken.checkpoint.store import CheckpointStore
+from unbroken.errors import (
+    SaveFailedError,
+    StaleWriterError,
+)
+from unbroken.rundir import control
+from unbroken.rundir.identity import new_attempt
+
+from .runs import names, steps, words_of
+
+
+class TestSaving:
+    def test_best_is_decided_by_record_and_kept(self, tmp_path: Path) -> None:
+        keep = [unbroken.KeepLast(1), unbroken.KeepBest(1, "accuracy")]
+        with unbroken.Run(tmp_path, save=[], keep=keep) as run:
+            for epoch in run.epochs(4):
+                steps(run, 2)
+                run.record(accuracy=[0.2, 0.9, 0.5, 0.4][epoch])
+        assert names(tmp_path) == ["step-00000004", "step-00000008"]
+        metrics = CheckpointStore(tmp_path).get("step-00000004").manifest.metrics
+        assert metrics == {"accuracy": 0.9, "loss": 0.25}
+
+    def test_a_metric_of_an_older_state_is_not_kept_with_a_newer_one(self, tmp_path: Path) -> None:
+        with unbroken.Run(tmp_path, save=[]) as run:
+            steps(run, 1)
+            run.record(accuracy=0.9)
+            steps(run, 1)
+        assert CheckpointStore(tmp_path).latest().manifest.metrics == {"loss": 0.5}
+
+    def test_a_requested_checkpoint_is_written_at_the_next_step(self, tmp_path: Path) -> None:
+        with unbroken.Run(tmp_path, save=[]) as run:
+            steps(run, 1)
+            control.request_save(tmp_path)
+            steps(run, 2)
+        assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+    def test_the_snapshot_is_of_the_moment_of_the_save(self, tmp_path: Path) -> None:
+        weight = torch.zeros(1000)
+        history: list[int] = []
+        with unbroken.Run(tmp_path, weight=weight, history=history) as run:
+            run.step()
+            run.save()
+            weight.fill_(7)
+            history.append(1)
+        state = CheckpointStore(tmp_path).get("step-00000001").load()
+        assert bytes(state["weight"].data) == bytes(4000)
+        assert state["history"] == []
+
+    def test_a_failed_save_is_raised_at_the_next_step_and_left_in_the_last_words(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(SaveFailedError, match="No space left"), unbroken.Run(tmp_path, save=[]) as run:
+            steps(run, 1)
+            monkeypatch.setattr(os, "fsync", no_space_for_the_saver)
+            run.save()
+            while not run._saver._in_flight.done():  # type: ignore[union-attr]
+                pass
+            run.step()
+        monkeypatch.undo()
+        assert (words_of(tmp_path).ending, words_of(tmp_path).kind) == ("failed", "save-failed")
+        assert os.listdir(tmp_path / "checkpoints") == []
+
+    def test_a_failure_whose_last_words_cannot_be_written_is_still_the_one_raised(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(ZeroDivisionError) as caught, unbroken.Run(tmp_path):
+            monkeypatch.setattr(os, "fsync", no_space)
+            raise ZeroDivisionError
+        assert "its last words could not be written" in caught.value.__notes__[0]
+
+    def test_a_writer_that_was_superseded_cannot_commit(self, tmp_path: Path) -> None:
+        with pytest.raises(SaveFailedError, match="superseded") as caught, unbroken.Run(tmp_path) as run:
+            steps(run, 1)
+            new_attempt(tmp_path)
+        assert isinstance(caught.value.__cause__, StaleWriterError)
+        assert names(tmp_path) == []
+
+
+def no_space(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def no_space_for_the_saver(descriptor: int) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        no_space(descriptor)
