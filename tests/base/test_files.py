@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.errors import (
-    StorageDeniedError,
-    StorageFullError,
-)
+from unbroken.errors import StorageDeniedError, StorageFullError
 from unbroken.rundir.files import create_json, read_json, sweep_temporary, write_json
 
 

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.errors import (
-    FormatVersionError,
-    NotARunError,
-    UsageError,
-)
+from unbroken.errors import FormatVersionError, NotARunError, UsageError
 from unbroken.rundir import identity, layout
 
 

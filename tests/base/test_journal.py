@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.errors import (
-    StorageError,
-    StorageFullError,
-)
+from unbroken.errors import StorageError, StorageFullError
 from unbroken.rundir.journal import Journal, number, read_events
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.errors import (
-    RunBusyError,
-    StorageFullError,
-)
+from unbroken.errors import RunBusyError, StorageFullError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
 from unbroken.rundir.lock import RunLock

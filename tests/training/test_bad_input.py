@@ -9,13 +9,7 @@ import pytest
 import torch
 
 import unbroken
-from unbroken.errors import (
-    NotARunError,
-    RunBusyError,
-    StateMismatchError,
-    UnsupportedStateError,
-    UsageError,
-)
+from unbroken.errors import NotARunError, RunBusyError, StateMismatchError, UnsupportedStateError, UsageError
 from unbroken.rundir import layout
 
 from .runs import steps, tree_of, words_of

@@ -11,10 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import unbroken
-from unbroken.errors import (
-    StateMismatchError,
-    UnsupportedStateError,
-)
+from unbroken.errors import StateMismatchError, UnsupportedStateError
 
 
 class TestEpochsAndBatches:

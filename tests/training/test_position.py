@@ -41,8 +41,9 @@ def play(directory: Path, loop: Loop, cut: int | None, **options: Any) -> Log:
             raise CutOffError
 
     try:
-        with unbroken.Run(directory, counters={}, **generators, **options) as run:
-            run.generators = generators  # type: ignore[attr-defined]
+        counters: dict[str, Any] = {}
+        with unbroken.Run(directory, counters=counters, **generators, **options) as run:
+            run.generators, run.counters = generators, counters  # type: ignore[attr-defined]
             loop(run, log, step)
     except CutOffError:
         pass
@@ -83,6 +84,30 @@ def test_an_evaluation_by_run_batches_in_the_middle_of_an_epoch(tmp_path: Path) 
             for batch in run.batches(train):
                 seen = sum(1 for _ in run.batches(evaluation)) if run.step_count % 3 == 2 else None
                 step(run, values(batch), seen)
+
+    check_every_cut(tmp_path, loop)
+
+
+def test_what_stands_after_the_step_in_the_body_of_the_loop_is_done_once(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train, evaluation = loader(), DataLoader(TensorDataset(torch.arange(4)), batch_size=2, shuffle=True)
+        counters = run.counters  # type: ignore[attr-defined]
+        for _ in run.epochs(2):
+            for batch in run.batches(train):
+                step(run, values(batch), counters.get("after"))
+                if run.step_count % 2 == 0:
+                    counters["after"] = [values(item) for item in run.batches(evaluation)]
+
+    check_every_cut(tmp_path, loop)
+
+
+def test_several_steps_for_one_batch_are_not_torn_apart(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train = loader()
+        for _ in run.epochs(2):
+            for batch in run.batches(train):
+                step(run, "first", values(batch))
+                step(run, "second", values(batch))
 
     check_every_cut(tmp_path, loop)
 
@@ -220,7 +245,7 @@ def test_a_loop_that_lost_a_pass_is_refused(tmp_path: Path) -> None:
         except CutOffError:
             pass
 
-    loops(tmp_path, 2, 3)
+    loops(tmp_path, 2, 4)
     with pytest.raises(StateMismatchError, match=r"expected 1 more loops over run\.batches"):
         loops(tmp_path, 1, None)
 

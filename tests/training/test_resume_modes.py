@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 import unbroken
-from unbroken.errors import (
-    CheckpointNotFoundError,
-    DamagedError,
-    UsageError,
-)
+from unbroken.errors import CheckpointNotFoundError, DamagedError, UsageError
 
 from .runs import flip, names, steps
 

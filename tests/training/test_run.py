@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import unbroken
-from unbroken.errors import (
-    UsageError,
-)
+from unbroken.errors import UsageError
 from unbroken.rundir import control
 from unbroken.rundir.heartbeat import read_heartbeat
 

@@ -11,10 +11,7 @@ import torch
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.errors import (
-    SaveFailedError,
-    StaleWriterError,
-)
+from unbroken.errors import SaveFailedError, StaleWriterError
 from unbroken.rundir import control
 from unbroken.rundir.identity import new_attempt
 

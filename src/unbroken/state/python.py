@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 from unbroken.state.handlers import ORDER_VALUE, StateHandler
@@ -35,33 +35,17 @@ class ContainerHandler:
         return [] if found == expected else [f"expected a {expected}, the checkpoint holds a {found}"]
 
     def restore(self, value: Any, state: Any) -> None:
-        self._fill(value, state)
-
-    def _fill(self, live: Any, loaded: Any) -> Any:
-        """Return `loaded`, kept in the live containers and tensors where they are of the same kind."""
-        if any(codec.assign(live, loaded) for codec in self._codecs):
-            return live
-        if isinstance(live, MutableMapping) and isinstance(loaded, dict):
-            items = {key: self._fill(live.get(key), item) for key, item in loaded.items()}
-            live.clear()
-            live.update(items)
-            return live
-        if isinstance(live, list) and isinstance(loaded, list):
-            room = len(loaded) - len(live)
-            live[:] = [self._fill(*pair) for pair in zip(live + [None] * room, loaded, strict=False)]
-            return live
-        if isinstance(live, set) and isinstance(loaded, set):
-            live.clear()
-            live.update(loaded)
-            return live
-        return loaded
+        _fill(value, state, self._codecs)
 
 
 class DataclassHandler:
-    """Instances of dataclasses that are not frozen."""
+    """Instances of dataclasses that are not frozen; what their fields hold is restored in place too."""
 
     name = "python.dataclass"
     order = ORDER_VALUE
+
+    def __init__(self, codecs: Iterable[LeafCodec] = ()) -> None:
+        self._codecs = tuple(codecs)
 
     def accepts(self, value: object) -> bool:
         return (
@@ -82,7 +66,8 @@ class DataclassHandler:
 
     def restore(self, value: Any, state: Any) -> None:
         for name, item in state.items():
-            setattr(value, name, item)
+            # The script may hold the list or tensor that stands there, as for a container.
+            setattr(value, name, _fill(getattr(value, name), item, self._codecs))
 
 
 class StateDictHandler:
@@ -111,4 +96,26 @@ class StateDictHandler:
 
 def python_handlers(codecs: Iterable[LeafCodec] = ()) -> list[StateHandler]:
     """Return the handlers for plain Python objects, in the order in which they are asked."""
-    return [StateDictHandler(), DataclassHandler(), ContainerHandler(codecs)]
+    codecs = tuple(codecs)
+    return [StateDictHandler(), DataclassHandler(codecs), ContainerHandler(codecs)]
+
+
+def _fill(live: Any, loaded: Any, codecs: Sequence[LeafCodec]) -> Any:
+    """Return `loaded`, kept in the live containers and tensors where they are of the same kind."""
+    if any(codec.assign(live, loaded) for codec in codecs):
+        return live
+    if isinstance(live, MutableMapping) and isinstance(loaded, dict):
+        items = {key: _fill(live.get(key), item, codecs) for key, item in loaded.items()}
+        live.clear()
+        live.update(items)
+        return live
+    if isinstance(live, list) and isinstance(loaded, list):
+        room = len(loaded) - len(live)
+        pairs = zip(live + [None] * room, loaded, strict=False)
+        live[:] = [_fill(old, new, codecs) for old, new in pairs]
+        return live
+    if isinstance(live, set) and isinstance(loaded, set):
+        live.clear()
+        live.update(loaded)
+        return live
+    return loaded

@@ -42,19 +42,27 @@ class _Slot:
 
 
 class _Pass:
-    """One pass over a loader, as the iterator that the user's loop holds."""
+    """One pass over a loader, as the iterator that the user's loop holds.
 
-    def __init__(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> None:
+    `at_boundary` is called whenever the loop asks for the next batch: all of its body is done then.
+    """
+
+    def __init__(
+        self, slot: _Slot, batches: Iterator[Any], at_boundary: Callable[[], None], *, is_inner: bool
+    ) -> None:
         self.slot = slot
         self.is_inner = is_inner
         self.delivered = 0
         self.is_over = False
         self._batches = batches
+        self._at_boundary = at_boundary
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if not self.is_inner:
+            self._at_boundary()
         try:
             batch = next(self._batches)
         except BaseException:
@@ -83,13 +91,15 @@ class Position:
     """The epoch and the passes. `inside_epoch` is True from the begin of an epoch's body to its end.
 
     What the script did since it entered the run, such as the part of an epoch's body before its batches,
-    was done already: when a pass goes on, all `parts` are put to the checkpoint once more.
+    was done already: when a pass goes on, all `parts` are put to the checkpoint once more. `at_boundary`
+    is called between two batches of a loop that may take steps.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, at_boundary: Callable[[], None]) -> None:
         self.epoch = 0
         self.inside_epoch = False
         self._parts = parts
+        self._at_boundary = at_boundary
         self._slots: list[_Slot] = []
         self._passes: list[int] = []
         self._passes_before: list[int] = []
@@ -199,7 +209,7 @@ class Position:
         return self._started(slot, rest if index in self._script_open else iter(()), is_inner=False)
 
     def _started(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
-        found = _Pass(slot, batches, is_inner=is_inner)
+        found = _Pass(slot, batches, self._at_boundary, is_inner=is_inner)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
 

@@ -51,7 +51,7 @@ class Run:
     are asked before our own how the state of a part is taken out and put back.
 
     A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
-    `unbroken stop` asks to stop: `step` then leaves by SystemExit with code 75.
+    `unbroken stop` asks to stop: the loop is then left by SystemExit with code 75.
 
     Raises on entering, before any object is changed: UsageError, NotARunError, RunBusyError,
     UnsupportedStateError, StateMismatchError, DamagedError, CheckpointNotFoundError, StorageError.
@@ -83,12 +83,14 @@ class Run:
         self._best_recorded = False
         self._entered = False
         self._epochs_begun = False
+        self._boundary_due = False
+        self._save_wanted = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
         try:
             self._parts = Parts(self._values, self._handlers)
-            self._position = Position(self._parts)
+            self._position = Position(self._parts, self._between_batches)
             self._attempt = Attempt(self.directory)
         except UnbrokenError as error:
             say_refused(self.directory, error)
@@ -162,12 +164,13 @@ class Run:
         return Batches(lambda: self._position.begin_pass(loader, name), loader)
 
     def step(self, **metrics: Any) -> None:
-        """Say that one optimizer step is complete; call it last in the body of the loop.
+        """Say that one optimizer step is complete.
 
-        Counts the step, writes `metrics` (numbers, or tensors of one element) to the journal, saves if
-        a checkpoint is due, and obeys a request to stop.
+        Counts the step and writes `metrics` (numbers, or tensors of one element) to the journal. A
+        checkpoint that is due is captured, and a request to stop is obeyed, when the body of the loop
+        is done: as the loop over `batches` asks for the next batch, or here if there is no such loop.
 
-        Raises:
+        Raises, then or here:
             SaveFailedError: the save in the background has failed.
             StopRequested: a SystemExit with code 75; the state is saved.
         """
@@ -178,14 +181,15 @@ class Run:
         self.step_count += 1
         self._metrics = plain_metrics(values)
         self._log("step", values)
-        self._at_boundary()
+        self._beat("training")
+        self._when_whole()
 
     def record(self, **metrics: Any) -> None:
         """Record metrics of the state as it is now, such as `accuracy=` after an evaluation.
 
         They are kept in the checkpoint of this state, and with `KeepBest` on one of them that checkpoint
-        is always written: at the end of the epoch, when everything in its body is done, or at once in
-        the body of a loop over batches, where it has to be called last.
+        is always written: at the end of the epoch, when everything in its body is done, or before the
+        next batch in the body of a loop over batches.
         """
         self._check_entered("record")
         values = numbers(metrics)
@@ -193,12 +197,26 @@ class Run:
         self._metrics.update(plain_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
         self._best_recorded = self._best_recorded or bool(wanted & values.keys())
-        if self._best_recorded and self._position.is_in_pass:
-            self.save()
+        self._boundary_due = self._boundary_due or self._position.is_in_pass
 
     def save(self) -> None:
-        """Capture the state now and write a checkpoint in the background."""
+        """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
+        self._save_wanted = True
+        self._when_whole()
+
+    def _when_whole(self) -> None:
+        """Act on what is due now, or when the loop over batches has done all of its body."""
+        if self._position.is_in_pass:
+            self._boundary_due = True
+        else:
+            self._at_boundary()
+
+    def _between_batches(self) -> None:
+        if self._boundary_due:
+            self._at_boundary()
+
+    def _save_now(self) -> None:
         position = self._position
         position.check_whole()
         passes, still_open = position.passes()
@@ -274,17 +292,17 @@ class Run:
 
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
+        self._boundary_due = False
         self._saver.raise_failure()
-        self._beat("training")
         reason = self._requests.stop_reason()
         if reason is not None:
             self._leave(reason)
         if self._is_save_due():
-            self.save()
+            self._save_now()
 
     def _is_save_due(self) -> bool:
-        ended_epoch = not self._position.inside_epoch
-        if self._best_recorded and ended_epoch:
+        is_of_this_state = self._position.is_in_pass or not self._position.inside_epoch
+        if self._save_wanted or (self._best_recorded and is_of_this_state):
             return True
         progress = Progress(
             step=self.step_count,
@@ -300,7 +318,7 @@ class Run:
         self._saved_step = self.step_count
         self._saved_epochs = self._position.epoch
         self._saved_at = time.monotonic()
-        self._best_recorded = False
+        self._best_recorded = self._save_wanted = False
 
     def _save_finally(self) -> None:
         """Commit the state of now, unless the newest checkpoint holds exactly this one."""
@@ -312,7 +330,7 @@ class Run:
             or here != (newest.step, newest.position.epoch, newest.position.inside_epoch, newest.metrics)
             or not self._parts.is_as_in(newest)
         ):
-            self.save()
+            self._save_now()
         self._saver.wait()
 
     def _leave(self, reason: str) -> NoReturn:

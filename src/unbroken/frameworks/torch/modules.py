@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,7 +47,13 @@ class ModuleHandler:
 
     def restore(self, value: Any, state: Any) -> None:
         module = unwrap(value)
-        module.load_state_dict({name: state[canonical_name(name)] for name in module.state_dict()})
+        filled = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        filled |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+        loaded = {name: state[canonical_name(name)] for name in module.state_dict()}
+        # Extra state may be kept as it is given, and tensors in it lie in the bytes that were read.
+        module.load_state_dict(
+            {name: item if name in filled else copy.deepcopy(item) for name, item in loaded.items()}
+        )
         frozen, evaluating = set(state[_FLAGS]["frozen"]), set(state[_FLAGS]["evaluating"])
         for name, parameter in _parameters(module):
             parameter.requires_grad_(name not in frozen)

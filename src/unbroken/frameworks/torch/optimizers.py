@@ -7,6 +7,7 @@ into `optimizer.state` and `optimizer.param_groups` directly, the two documented
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,10 +135,13 @@ def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) 
 
 def _place(key: str, item: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
     """Return a state entry on the device where the optimizer would have made it, in its own dtype."""
-    if isinstance(item, list):
-        return [_place(key, element, parameter, optimizer) for element in item]
+    if type(item) in (list, tuple):
+        return type(item)(_place(key, element, parameter, optimizer) for element in item)
+    if type(item) is dict:
+        return {name: _place(key, element, parameter, optimizer) for name, element in item.items()}
     if not isinstance(item, torch.Tensor):
-        return item
+        # No tensor may stay one of those given, which lie in the bytes that were read.
+        return copy.deepcopy(item)
     if key == "step" and not _steps_on_device(parameter, optimizer):
         return item.clone()
     return item.to(device=parameter.device, copy=True)
@@ -155,4 +159,4 @@ def _place_option(item: Any, live: Any) -> Any:
     """Return an option of a group; one that is a tensor (a capturable lr) keeps its identity."""
     if isinstance(live, torch.Tensor) and isinstance(item, torch.Tensor) and live.shape == item.shape:
         return live.copy_(item)
-    return item
+    return copy.deepcopy(item)
