@@ -19,7 +19,10 @@ class TestEpochsAndBatches:
         return DataLoader(TensorDataset(torch.arange(10)), batch_size=2, shuffle=True)
 
     def run_to(self, directory: Path, stop_at: int | None, loops: list[Any]) -> list[list[int]]:
-        """Train two epochs over each of `loops`; leave by an exception after `stop_at` steps of this call."""
+        """Train two epochs over each of `loops`; leave by an exception at the batch after `stop_at`.
+
+        The state of the step before is saved then: it was captured as the loop asked for that batch.
+        """
         seen: list[list[int]] = []
         count = 0
         try:
@@ -27,11 +30,11 @@ class TestEpochsAndBatches:
                 for _ in run.epochs(2):
                     for loop in loops:
                         for batch in run.batches(loop):
+                            if count == stop_at:
+                                raise InterruptedError
                             run.step()
                             seen.append([int(value) for value in torch.as_tensor(batch[0]).flatten()])
                             count += 1
-                            if count == stop_at:
-                                raise InterruptedError
         except InterruptedError:
             pass
         return seen
@@ -69,10 +72,10 @@ class TestEpochsAndBatches:
                 with unbroken.Run(directory, save=[unbroken.EverySteps(1)]) as run:
                     for _ in run.epochs(2):
                         for (one,), (two,) in zip(run.batches(first), run.batches(second), strict=True):
-                            seen.append((one.tolist(), two.tolist()))
-                            run.step()
                             if len(seen) == stop_at:
                                 raise InterruptedError
+                            seen.append((one.tolist(), two.tolist()))
+                            run.step()
             except InterruptedError:
                 pass
             return seen
@@ -146,10 +149,10 @@ class TestEpochsAndBatches:
                 with unbroken.Run(directory, save=[unbroken.EverySteps(1)]) as run:
                     while run.step_count < 12:
                         for (values,) in run.batches(loader):
-                            run.step()
-                            seen += values.tolist()
                             if run.step_count == stop_at:
                                 raise InterruptedError
+                            run.step()
+                            seen += values.tolist()
             except InterruptedError:
                 pass
             return seen
