@@ -221,14 +221,25 @@ def test_a_step_in_a_nested_loop_is_refused_for_nothing_leads_back_into_it(tmp_p
                 run.step()
 
 
-def test_an_open_loop_from_before_the_epoch_is_refused(tmp_path: Path) -> None:
+def test_a_loop_that_goes_on_over_the_border_of_an_epoch_is_refused(tmp_path: Path) -> None:
     with unbroken.Run(tmp_path) as run:
         source = iter(run.batches(loader()))
         next(source)
-        with pytest.raises(UnsupportedStateError, match="began before this epoch"):
-            for _ in run.epochs(1):
-                pass
-        del source
+        for _ in run.epochs(1):
+            with pytest.raises(UnsupportedStateError, match="began in an earlier epoch"):
+                next(source)
+
+
+def test_an_iterator_that_each_epoch_takes_a_few_batches_of(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train = loader()
+        for _ in run.epochs(3):
+            source = iter(run.batches(train))
+            for _ in range(3):
+                if (batch := next(source, None)) is not None:
+                    step(run, values(batch))
+
+    check_every_cut(tmp_path, loop, save=[unbroken.EveryEpochs(1)])
 
 
 def test_a_loop_that_lost_a_pass_is_refused(tmp_path: Path) -> None:

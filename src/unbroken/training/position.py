@@ -8,7 +8,7 @@ second time, and those that were open yield the rest.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ class _Pass:
         self.is_inner = is_inner
         self.delivered = 0
         self.is_over = False
+        self._is_left = False
         self._batches = batches
         self._at_boundary = at_boundary
 
@@ -61,6 +62,11 @@ class _Pass:
         return self
 
     def __next__(self) -> Any:
+        if self._is_left:
+            raise UnsupportedStateError(
+                "batches: a loop over batches that began in an earlier epoch, or before the first, goes on",
+                hint="begin and end every loop over run.batches inside the body of the epoch",
+            )
         if not self.is_inner:
             self._at_boundary()
         try:
@@ -70,6 +76,12 @@ class _Pass:
             raise
         self.delivered += 1
         return batch
+
+    def leave(self) -> None:
+        """End this pass early, though the script still holds it: its epoch is over."""
+        self.is_over = self._is_left = True
+        if isinstance(self._batches, Generator):
+            self._batches.close()
 
 
 class Batches:
@@ -143,12 +155,7 @@ class Position:
 
     def begin_epoch(self, epoch: int) -> None:
         """Enter the body of `epoch`."""
-        crossing = [found for found in self._open() if found.delivered]
-        if crossing:
-            raise UnsupportedStateError(
-                "batches: a loop over batches that began before this epoch is still open",
-                hint="begin and end every loop over run.batches inside the body of the epoch",
-            )
+        self._leave_all()
         if not (self.inside_epoch and epoch == self.epoch):
             self._script, self._script_open = [], frozenset()
         self.epoch, self.inside_epoch = epoch, True
@@ -156,6 +163,7 @@ class Position:
     def end_epoch(self) -> None:
         """Leave the body of the epoch: the next epoch is the position now."""
         self._check_played()
+        self._leave_all()
         self._passes_before, self._passes = self._passes, []
         self.epoch += 1
         self.inside_epoch = False
@@ -212,6 +220,10 @@ class Position:
         found = _Pass(slot, batches, self._at_boundary, is_inner=is_inner)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
+
+    def _leave_all(self) -> None:
+        for found in self._open():
+            found.leave()
 
     def _check_played(self) -> None:
         if self._script:
