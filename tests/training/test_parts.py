@@ -115,6 +115,15 @@ def test_tensors_that_share_memory_by_chance_can_be_restored(tmp_path: Path) -> 
     assert complex(counters["other"]) == -1j
 
 
+def test_one_tensor_in_two_places_is_kept_apart_where_the_places_differ(tmp_path: Path) -> None:
+    save(tmp_path, values={"sum": torch.tensor(0.5), "best": torch.tensor(0.75), "same": torch.tensor(0.5)})
+    zero = torch.zeros(())
+    values: dict[str, Any] = {"sum": zero, "best": zero, "same": zero}
+    restore(tmp_path, values=values)
+    assert [float(values[name]) for name in ("sum", "best", "same")] == [0.5, 0.75, 0.5]
+    assert values["same"] is values["sum"] is zero
+
+
 def test_a_conjugate_view_is_not_taken_for_the_tensor_it_views(tmp_path: Path) -> None:
     class Both(nn.Module):
         def __init__(self, value: complex) -> None:

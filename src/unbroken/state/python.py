@@ -7,7 +7,8 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 from unbroken.state.handlers import ORDER_VALUE, StateHandler
-from unbroken.state.tree import LeafCodec
+from unbroken.state.tensors import TensorSource, size_bytes
+from unbroken.state.tree import Encoder, LeafCodec, TensorTable
 
 
 class ContainerHandler:
@@ -35,7 +36,7 @@ class ContainerHandler:
         return [] if found == expected else [f"expected a {expected}, the checkpoint holds a {found}"]
 
     def restore(self, value: Any, state: Any) -> None:
-        _fill(value, state, self._codecs)
+        _Filling(self._codecs).fill(value, state)
 
 
 class DataclassHandler:
@@ -65,9 +66,10 @@ class DataclassHandler:
         ]
 
     def restore(self, value: Any, state: Any) -> None:
+        filling = _Filling(self._codecs)
         for name, item in state.items():
             # The script may hold the list or tensor that stands there, as for a container.
-            setattr(value, name, _fill(getattr(value, name), item, self._codecs))
+            setattr(value, name, filling.fill(getattr(value, name), item))
 
 
 class StateDictHandler:
@@ -100,22 +102,51 @@ def python_handlers(codecs: Iterable[LeafCodec] = ()) -> list[StateHandler]:
     return [StateDictHandler(), DataclassHandler(codecs), ContainerHandler(codecs)]
 
 
-def _fill(live: Any, loaded: Any, codecs: Sequence[LeafCodec]) -> Any:
-    """Return `loaded`, kept in the live containers and tensors where they are of the same kind."""
-    if any(codec.assign(live, loaded) for codec in codecs):
-        return live
-    if isinstance(live, MutableMapping) and isinstance(loaded, dict):
-        items = {key: _fill(live.get(key), item, codecs) for key, item in loaded.items()}
-        live.clear()
-        live.update(items)
-        return live
-    if isinstance(live, list) and isinstance(loaded, list):
-        room = len(loaded) - len(live)
-        pairs = zip(live + [None] * room, loaded, strict=False)
-        live[:] = [_fill(old, new, codecs) for old, new in pairs]
-        return live
-    if isinstance(live, set) and isinstance(loaded, set):
-        live.clear()
-        live.update(loaded)
-        return live
-    return loaded
+class _Filling:
+    """Puts loaded values into live containers and tensors in place, where they are of the same kind."""
+
+    def __init__(self, codecs: Sequence[LeafCodec]) -> None:
+        self._codecs = codecs
+        self._filled: set[int] = set()
+
+    def fill(self, live: Any, loaded: Any) -> Any:
+        """Return what belongs in the place of `live`: itself, filled, or `loaded`."""
+        if id(live) in self._filled:
+            # One tensor in two places: it stays so only if both places hold the same.
+            return live if self._is_equal(live, loaded) else loaded
+        if any(codec.assign(live, loaded) for codec in self._codecs):
+            self._filled.add(id(live))
+            return live
+        if isinstance(live, MutableMapping) and isinstance(loaded, dict):
+            items = {key: self.fill(live.get(key), item) for key, item in loaded.items()}
+            live.clear()
+            live.update(items)
+            return live
+        if isinstance(live, list) and isinstance(loaded, list):
+            room = len(loaded) - len(live)
+            pairs = zip(live + [None] * room, loaded, strict=False)
+            live[:] = [self.fill(old, new) for old, new in pairs]
+            return live
+        if isinstance(live, set) and isinstance(loaded, set):
+            live.clear()
+            live.update(loaded)
+            return live
+        return loaded
+
+    def _is_equal(self, live: Any, loaded: Any) -> bool:
+        tables = TensorTable(), TensorTable()
+        encoded = [
+            Encoder(table, self._codecs).encode(value, "value")
+            for table, value in zip(tables, (live, loaded), strict=True)
+        ]
+        sources = [table.sources.get("value") for table in tables]
+        return encoded[0] == encoded[1] and _bytes_of(sources[0]) == _bytes_of(sources[1])
+
+
+def _bytes_of(source: TensorSource | None) -> tuple[object, ...] | None:
+    if source is None:
+        return None
+    data = bytearray(size_bytes(source.dtype, source.shape))
+    if data:
+        source.copy_to(memoryview(data))
+    return source.dtype, source.shape, bytes(data)
