@@ -7,7 +7,7 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 from unbroken.state.handlers import ORDER_VALUE, StateHandler
-from unbroken.state.tensors import TensorSource, size_bytes
+from unbroken.state.tensors import TensorSource, copy_bytes
 from unbroken.state.tree import Encoder, LeafCodec, TensorTable
 
 
@@ -144,9 +144,4 @@ class _Filling:
 
 
 def _bytes_of(source: TensorSource | None) -> tuple[object, ...] | None:
-    if source is None:
-        return None
-    data = bytearray(size_bytes(source.dtype, source.shape))
-    if data:
-        source.copy_to(memoryview(data))
-    return source.dtype, source.shape, bytes(data)
+    return None if source is None else (source.dtype, source.shape, copy_bytes(source))

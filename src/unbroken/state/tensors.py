@@ -57,6 +57,14 @@ class TensorSource(ABC):
         """Copy the elements, row-major and little-endian, into `target`, which has their exact size."""
 
 
+def copy_bytes(source: TensorSource) -> bytearray:
+    """Return a copy of the bytes of a tensor."""
+    data = bytearray(size_bytes(source.dtype, source.shape))
+    if data:
+        source.copy_to(memoryview(data))
+    return data
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostTensor(TensorSource):
     """A tensor in host memory. Two are equal if dtype, shape and every byte are."""

@@ -13,7 +13,7 @@ from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.errors import StateMismatchError, UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.handlers import ComparesSettings, StateHandler, choose_handler
-from unbroken.state.tensors import HostTensor, TensorSource, size_bytes
+from unbroken.state.tensors import HostTensor, copy_bytes
 from unbroken.state.tree import Decoder, Encoder, TensorTable
 from unbroken.training import families
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
@@ -163,7 +163,7 @@ class Parts:
         wrong += [
             path
             for path, source in table.sources.items()
-            if path in manifest.tensors and _digest(source) != manifest.tensors[path].digest
+            if path in manifest.tensors and digest(copy_bytes(source)) != manifest.tensors[path].digest
         ]
         return sorted(wrong)
 
@@ -182,10 +182,3 @@ def _known(name: str, state: Any, manifest: Manifest) -> Any:
 
 def _canonical(encoded: Any) -> bytes:
     return msgspec.json.encode(encoded, order="sorted")
-
-
-def _digest(source: TensorSource) -> str:
-    data = bytearray(size_bytes(source.dtype, source.shape))
-    if data:
-        source.copy_to(memoryview(data))
-    return digest(data)
