@@ -10,10 +10,8 @@ from typing import Any
 
 import msgspec
 
-from unbroken.errors import DamagedError, FormatVersionError
-
-FORMAT = "unbroken-checkpoint"
-FORMAT_VERSION = 1
+from unbroken.checkpoint.envelope import check_format
+from unbroken.errors import DamagedError
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,38 +103,9 @@ def decode_manifest(data: bytes | bytearray, where: str) -> Manifest:
     """
     try:
         header = msgspec.json.decode(data, type=_Header)
-        if header.format != FORMAT:
-            raise DamagedError(
-                f"{where}: expected format {FORMAT!r}, found {header.format!r}",
-                hint="this is no checkpoint of unbroken; move it away",
-            )
-        if header.format_version > FORMAT_VERSION:
-            raise FormatVersionError(
-                f"{where}: expected format version {FORMAT_VERSION} or older, found {header.format_version}",
-                hint="install the release of unbroken that wrote it, or a newer one",
-            )
+        check_format(header.format, header.format_version, where)
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(
             f"{where}: expected a manifest, found {error}", hint="use another checkpoint"
         ) from error
-
-
-def plain_metrics(manifest: Manifest) -> dict[str, float]:
-    """Return the metrics of a manifest as numbers, NaN and infinities among them."""
-    return {
-        name: float(value["$float"] if isinstance(value, dict) else value)
-        for name, value in manifest.metrics.items()
-    }
-
-
-def learning_rates(manifest: Manifest) -> tuple[float, ...]:
-    """Return the learning rate of each optimizer's groups, in the order of the manifest."""
-    rates: list[float] = []
-    for entry in manifest.parts.values():
-        groups = entry.state.get("groups", []) if isinstance(entry.state, dict) else []
-        for group in groups:
-            rate = group.get("options", {}).get("lr") if isinstance(group, dict) else None
-            if isinstance(rate, int | float):
-                rates.append(float(rate))
-    return tuple(rates)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from unbroken.checkpoint.container import header_size, parse_header
 from unbroken.checkpoint.digest import ALGORITHM, digest
+from unbroken.checkpoint.envelope import HINT, check_name, read_manifest_bytes, read_member
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, decode_manifest
-from unbroken.errors import DamagedError, StorageError
+from unbroken.errors import DamagedError
 from unbroken.rundir import layout
 from unbroken.state.tensors import HostTensor
 from unbroken.storage.base import Storage
-
-_HINT = "use another checkpoint; `unbroken verify` names all that is damaged"
 
 
 def read_manifest(storage: Storage, tree: str) -> Manifest:
@@ -21,20 +20,12 @@ def read_manifest(storage: Storage, tree: str) -> Manifest:
         FormatVersionError: a newer release wrote it.
     """
     key = f"{tree}/{layout.MANIFEST}"
-    data = _read(storage, key)
-    line = bytes(_read(storage, f"{tree}/{layout.MANIFEST_DIGEST}"))
-    found = digest(data)
-    if line != f"{found}  {layout.MANIFEST}\n".encode():
-        raise DamagedError(f"{key}: expected digest {line[:64]!r}, found {found}", hint=_HINT)
-    manifest = decode_manifest(data, key)
+    manifest = decode_manifest(read_manifest_bytes(storage, tree), key)
     if manifest.digest_algorithm != ALGORITHM:
         raise DamagedError(
-            f"{key}: expected digests by {ALGORITHM}, found {manifest.digest_algorithm!r}", hint=_HINT
+            f"{key}: expected digests by {ALGORITHM}, found {manifest.digest_algorithm!r}", hint=HINT
         )
-    expected = layout.checkpoint_name(manifest.step, manifest.revision)
-    name = tree.rpartition("/")[2]
-    if layout.parse_checkpoint_name(name) is not None and name != expected:
-        raise DamagedError(f"{key}: expected the manifest of {name}, found that of {expected}", hint=_HINT)
+    check_name(tree, manifest.step, manifest.revision)
     return manifest
 
 
@@ -56,14 +47,14 @@ def _read_shard(
     size = storage.size(key)
     if size != shard.size_bytes:
         found = "no file" if size is None else f"{size}"
-        raise DamagedError(f"{key}: expected {shard.size_bytes} bytes, found {found}", hint=_HINT)
-    data = memoryview(_read(storage, key))
+        raise DamagedError(f"{key}: expected {shard.size_bytes} bytes, found {found}", hint=HINT)
+    data = memoryview(read_member(storage, key))
     check_layout(key, shard, members, bytes(data[: shard.header_bytes]))
     tensors = {}
     for path, entry in members.items():
         view = data[entry.offset : entry.offset + entry.size_bytes]
         if digest(view) != entry.digest:
-            raise DamagedError(f"{key}: the bytes of tensor {path} are not those that were saved", hint=_HINT)
+            raise DamagedError(f"{key}: the bytes of tensor {path} are not those that were saved", hint=HINT)
         tensors[path] = HostTensor(entry.dtype, entry.shape, view)
     return tensors
 
@@ -76,7 +67,7 @@ def check_layout(key: str, shard: ShardEntry, members: dict[str, TensorEntry], h
     if header_size(header, shard.size_bytes, key) != shard.header_bytes or (
         digest(header) != shard.header_digest
     ):
-        raise DamagedError(f"{key}: the header is not the one that was saved", hint=_HINT)
+        raise DamagedError(f"{key}: the header is not the one that was saved", hint=HINT)
     placed = parse_header(header, key)
     end = shard.header_bytes
     for path, entry in sorted(members.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
@@ -87,19 +78,9 @@ def check_layout(key: str, shard: ShardEntry, members: dict[str, TensorEntry], h
             entry.offset,
             entry.size_bytes,
         ):
-            raise DamagedError(f"{key}: manifest and header disagree about tensor {path}", hint=_HINT)
+            raise DamagedError(f"{key}: manifest and header disagree about tensor {path}", hint=HINT)
         if entry.offset != end:
-            raise DamagedError(f"{key}: bytes {end} to {entry.offset} belong to no tensor", hint=_HINT)
+            raise DamagedError(f"{key}: bytes {end} to {entry.offset} belong to no tensor", hint=HINT)
         end += entry.size_bytes
     if end != shard.size_bytes or len(placed) != len(members):
-        raise DamagedError(f"{key}: the tensors of the manifest do not fill the file", hint=_HINT)
-
-
-def _read(storage: Storage, key: str) -> bytearray:
-    try:
-        return storage.read(key)
-    except StorageError as error:
-        # An absent file of a committed checkpoint is damage; a failing disk is not, and stays an error.
-        if storage.size(key) is None:
-            raise DamagedError(f"{key}: expected a file, found none", hint=_HINT) from error
-        raise
+        raise DamagedError(f"{key}: the tensors of the manifest do not fill the file", hint=HINT)

@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.highlights import plain_metrics
 from unbroken.checkpoint.listing import list_names
-from unbroken.checkpoint.manifest import Manifest, plain_metrics
+from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest, read_tensors
 from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
 from unbroken.checkpoint.snapshot import Snapshot
@@ -192,5 +193,5 @@ def _facts(name: str, manifest: Manifest) -> CheckpointFacts:
         name=name,
         step=manifest.step,
         created=datetime.fromisoformat(manifest.created),
-        metrics=plain_metrics(manifest),
+        metrics=plain_metrics(manifest.metrics),
     )

@@ -7,14 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from unbroken.checkpoint.digest import ALGORITHM, digest
-from unbroken.checkpoint.manifest import (
-    FORMAT,
-    FORMAT_VERSION,
-    Manifest,
-    ShardEntry,
-    TensorEntry,
-    encode_manifest,
-)
+from unbroken.checkpoint.envelope import FORMAT, FORMAT_VERSION
+from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, encode_manifest
 from unbroken.checkpoint.snapshot import Snapshot
 from unbroken.errors import StorageError
 from unbroken.rundir import layout

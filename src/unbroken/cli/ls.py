@@ -9,7 +9,7 @@ import click
 
 from unbroken.cli import output
 from unbroken.cli.target import find_run
-from unbroken.inspection.summary import list_checkpoints
+from unbroken.inspection.listing import list_checkpoints
 
 _HEADER = ("CHECKPOINT", "STEP", "EPOCH", "SIZE", "CREATED (UTC)", "METRICS")
 

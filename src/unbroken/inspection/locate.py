@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from unbroken.checkpoint.listing import list_names
 from unbroken.errors import CheckpointNotFoundError, UsageError
@@ -12,8 +12,7 @@ from unbroken.storage.base import Storage
 from unbroken.storage.local import LocalStorage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(NamedTuple):
     """One checkpoint directory, as a tree of a storage."""
 
     storage: Storage

@@ -1,23 +1,15 @@
-"""What a checkpoint holds, as plain values for people and programs."""
+"""What one checkpoint holds, as plain values for people and programs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.manifest import Manifest, learning_rates, plain_metrics
+import msgspec
+
+from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest
-from unbroken.errors import UnbrokenError
-from unbroken.inspection.locate import Located, locate_all
-
-
-def list_checkpoints(run_directory: Path) -> list[dict[str, Any]]:
-    """Return a row for each checkpoint of a run, oldest first.
-
-    Manifests are verified, tensors are not read. `problem` says what is wrong with a manifest; then
-    all fields but `name` are None.
-    """
-    return [_row(located) for located in locate_all(run_directory)]
+from unbroken.inspection.listing import facts
+from unbroken.inspection.locate import Located
 
 
 def summarize(located: Located) -> dict[str, Any]:
@@ -28,7 +20,7 @@ def summarize(located: Located) -> dict[str, Any]:
     manifest = read_manifest(located.storage, located.tree)
     return {
         "path": str(located.directory),
-        **_facts(manifest),
+        **facts(msgspec.to_builtins(manifest)),
         "attempt": manifest.attempt,
         "parent": manifest.parent,
         "format_version": manifest.format_version,
@@ -49,28 +41,6 @@ def summarize(located: Located) -> dict[str, Any]:
             }
             for path, entry in manifest.tensors.items()
         ],
-    }
-
-
-def _row(located: Located) -> dict[str, Any]:
-    name = located.directory.name
-    try:
-        return {"name": name, **_facts(read_manifest(located.storage, located.tree)), "problem": None}
-    except UnbrokenError as error:
-        fields = ("run_id", "step", "epoch", "inside_epoch", "created", "size_bytes", "learning_rates")
-        return {"name": name, **dict.fromkeys(fields), "metrics": {}, "problem": error.message}
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "run_id": manifest.run_id,
-        "step": manifest.step,
-        "epoch": manifest.position.epoch,
-        "inside_epoch": manifest.position.inside_epoch,
-        "created": manifest.created,
-        "size_bytes": manifest.size_bytes,
-        "learning_rates": list(learning_rates(manifest)),
-        "metrics": plain_metrics(manifest),
     }
 
 

@@ -52,7 +52,7 @@ def plain(value: object, where: str) -> Json:
     return encoded
 
 
-def plain_metrics(values: dict[str, int | float]) -> dict[str, Json]:
+def encoded_metrics(values: dict[str, int | float]) -> dict[str, Json]:
     return {name: plain(value, name) for name, value in values.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.checkpoint.manifest import learning_rates
+from unbroken.checkpoint.highlights import learning_rates
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import (
     CheckpointNotFoundError,
@@ -170,7 +170,7 @@ def report(
         parts=tuple(parts),
         tensors=len(manifest.tensors),
         size_bytes=manifest.size_bytes,
-        learning_rates=learning_rates(manifest),
+        learning_rates=learning_rates(entry.state for entry in manifest.parts.values()),
         passed_over=candidate.passed_over,
         changed=(
             *settings,

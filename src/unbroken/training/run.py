@@ -20,7 +20,7 @@ from unbroken.rundir.last_words import LastWords
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training import families, resume
-from unbroken.training.arguments import numbers, plain, plain_metrics, policies, run_directory
+from unbroken.training.arguments import numbers, plain, encoded_metrics, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
@@ -179,7 +179,7 @@ class Run:
         self._position.check_whole()
         self._parts.forget()
         self.step_count += 1
-        self._metrics = plain_metrics(values)
+        self._metrics = encoded_metrics(values)
         self._log("step", values)
         self._beat("training")
         self._when_whole()
@@ -194,7 +194,7 @@ class Run:
         self._check_entered("record")
         values = numbers(metrics)
         self._log("record", values)
-        self._metrics.update(plain_metrics(values))
+        self._metrics.update(encoded_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
         self._best_recorded = self._best_recorded or bool(wanted & values.keys())
         self._boundary_due = self._boundary_due or self._position.is_in_pass
