@@ -20,7 +20,7 @@ from unbroken.rundir.last_words import LastWords
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training import families, resume
-from unbroken.training.arguments import numbers, plain, encoded_metrics, policies, run_directory
+from unbroken.training.arguments import encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.parts import Parts
