@@ -95,10 +95,3 @@ def _strangers(storage: Storage, tree: str, manifest: Manifest) -> list[Finding]
         for name in storage.list(tree)
         if name not in known
     ]
-
-
-def describe(verification: Verification) -> str:
-    """Return one line that says what is damaged first, and how much more is."""
-    first = verification.findings[0]
-    more = f" (and {len(verification.findings) - 1} more)" if len(verification.findings) > 1 else ""
-    return f"{verification.name}/{first.file}: {first.problem}{more}"

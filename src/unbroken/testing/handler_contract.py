@@ -29,7 +29,7 @@ import msgspec
 import pytest
 
 from unbroken.state.handlers import ComparesSettings, StateHandler
-from unbroken.state.tensors import HostTensor, TensorSource, size_bytes
+from unbroken.state.tensors import HostTensor, TensorSource, copy_bytes
 from unbroken.state.tree import Decoder, Encoder, LeafCodec, TensorTable
 
 Make: TypeAlias = Callable[[], Any]
@@ -236,7 +236,4 @@ def _encoded(state: object, codecs: Iterable[LeafCodec]) -> tuple[bytes, dict[st
 
 
 def _captured(source: TensorSource) -> HostTensor:
-    data = bytearray(size_bytes(source.dtype, source.shape))
-    if data:
-        source.copy_to(memoryview(data))
-    return HostTensor(source.dtype, source.shape, memoryview(data))
+    return HostTensor(source.dtype, source.shape, memoryview(copy_bytes(source)))
