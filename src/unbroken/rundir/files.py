@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
+from unbroken.errors import StorageError
 from unbroken.rundir.processes import identify
 from unbroken.storage.base import TEMPORARY_PREFIX
-
-# No space, no inodes, or no quota left.
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-# No rights, a read-only file system, or a file where a directory has to be.
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+from unbroken.storage.failures import failed
+from unbroken.storage.local import sync_directory
 
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
@@ -32,7 +28,7 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> No
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
@@ -52,7 +48,7 @@ def create_json(path: Path, value: dict[str, Any]) -> bool:
     write_json(temporary, value)
     try:
         os.link(temporary, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except FileExistsError:
         return False
     except OSError as error:
@@ -102,20 +98,3 @@ def sweep_temporary(directory: Path) -> list[str]:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
-
-
-def failed(operation: str, path: Path, error: OSError) -> StorageError:
-    """Return the error for a system call that failed on a file of the run directory."""
-    message = f"{operation} {path}: {error.strerror or error}"
-    if error.errno in _FULL:
-        return StorageFullError(message, hint="free space or inodes on that disk, then start it again")
-    kind = StorageDeniedError if error.errno in _DENIED else StorageError
-    return kind(message, hint="check that the directory exists, is writable and has space")
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

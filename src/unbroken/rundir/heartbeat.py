@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.rundir.files import failed
+from unbroken.storage.failures import failed
 
 _MAGIC = b"UNBROKEN-BEAT-01"
 # magic, sequence, process id, monotonic ns, wall ns, beats, step, last checkpoint step, phase

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from unbroken.errors import FormatVersionError, NotARunError, StorageError, UsageError
 from unbroken.rundir import layout
-from unbroken.rundir.files import create_json, failed, read_json
+from unbroken.rundir.files import create_json, read_json
+from unbroken.storage.failures import failed
 
 _FORMAT = "unbroken-run"
 # Without run.json, any of these names means that something of ours was damaged or half copied.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from unbroken.rundir.files import failed
+from unbroken.storage.failures import failed
 
 
 class Journal:

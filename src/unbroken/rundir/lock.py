@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import RunBusyError
-from unbroken.rundir.files import failed, read_json, write_json
+from unbroken.rundir.files import read_json, write_json
 from unbroken.rundir.processes import ProcessIdentity, identify_self, is_alive
+from unbroken.storage.failures import failed
 
 # What this process holds, by process and path. The kernel would give a process its own lock again, and
 # closing the second descriptor would free the first. A forked child inherits this record but not the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from unbroken.errors import StorageError, UsageError
@@ -13,6 +14,14 @@ Names: TypeAlias = list[str]
 
 # Names that no reader is shown: what is being written, or being deleted.
 TEMPORARY_PREFIX = ".unbroken-tmp-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What may still be written; `free_files` is None where their number has no limit."""
+
+    free_bytes: int
+    free_files: int | None
 
 
 @runtime_checkable
@@ -40,6 +49,14 @@ class Storage(Protocol):
         """
         ...
 
+    def copy(self, source: str, target: str) -> int:
+        """Stage at `target` the value of `source`, and return how many bytes were written for it.
+
+        That is 0 where both share them, as hard links do; values never change, and deleting one leaves
+        the other whole. Raises and leaves behind what `stage` does.
+        """
+        ...
+
     def move(self, source: str, target: str) -> None:
         """Rename the tree `source` to `target`: atomic, durable, refused if `target` exists."""
         ...
@@ -49,6 +66,10 @@ class Storage(Protocol):
 
         Raises StorageError when the key is absent or the value ends before the range does.
         """
+        ...
+
+    def read_into(self, key: str, start: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of the value from `start`; raises what `read` does."""
         ...
 
     def size(self, key: str) -> int | None:
@@ -64,6 +85,10 @@ class Storage(Protocol):
 
         A tree vanishes from readers at once, before its values are removed one by one.
         """
+        ...
+
+    def space(self) -> Space | None:
+        """Return what may still be written here, or None if that has no limit or is not known."""
         ...
 
 

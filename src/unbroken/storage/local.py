@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
-from unbroken.storage.base import TEMPORARY_PREFIX, Buffer, Names, check_key, cut_short, exists, missing
+from unbroken.storage.base import (
+    TEMPORARY_PREFIX,
+    Buffer,
+    Names,
+    Space,
+    check_key,
+    cut_short,
+    exists,
+    missing,
+)
+from unbroken.storage.failures import translated
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-# One write call takes at most 2 GiB on Linux; smaller pieces also let other threads run in between.
+# Other file systems have no links, allow no more of them, or not to there: then the bytes are copied.
 _PIECE_BYTES = 16 << 20
+_NO_LINK = {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class LocalStorage:
@@ -33,31 +41,45 @@ class LocalStorage:
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
-        with _translated("write", key):
+        with translated("write", key):
             self._make_directory(path.parent)
             temporary = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
             try:
                 size = _write_file(temporary, chunks)
                 os.replace(temporary, path)
             except BaseException:
-                # The half-written file must not keep a full disk full.
                 with suppress(FileNotFoundError):
                     temporary.unlink()
                 raise
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         return size
 
     def stage(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
-        with _translated("stage", key):
+        with translated("stage", key):
             self._make_directory(path.parent)
-            if path.exists():
-                raise exists("stage", key)
-            return _write_file(path, chunks)
+            try:
+                return _write_file(path, chunks)
+            except FileExistsError:
+                raise exists("stage", key) from None
+
+    def copy(self, source: str, target: str) -> int:
+        old, new = self._path(source), self._path(target)
+        with translated("copy", f"{source} -> {target}"):
+            self._make_directory(new.parent)
+            try:
+                os.link(old, new, follow_symlinks=False)
+                return 0
+            except FileExistsError:
+                raise exists("copy", target) from None
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+        return self.stage(target, _pieces(old))
 
     def move(self, source: str, target: str) -> None:
         old, new = self._path(source), self._path(target)
-        with _translated("move", f"{source} -> {target}"):
+        with translated("move", f"{source} -> {target}"):
             if not os.path.lexists(old):
                 raise missing("move", source)
             # rename(2) would replace an empty directory or a file without a word.
@@ -68,27 +90,27 @@ class LocalStorage:
                 _sync_tree(old)
             self._make_directory(new.parent)
             os.rename(old, new)
-            _sync_directory(new.parent)
+            sync_directory(new.parent)
             if old.parent != new.parent:
-                _sync_directory(old.parent)
+                sync_directory(old.parent)
 
     def read(self, key: str, start: int = 0, size_bytes: int | None = None) -> bytearray:
         path = self._path(key)
-        with _translated("read", key), path.open("rb", buffering=0) as file:
-            expected = os.fstat(file.fileno()).st_size - start if size_bytes is None else size_bytes
-            value = bytearray(max(expected, 0))
-            file.seek(start)
-            view, found = memoryview(value), 0
-            while found < expected:
-                count = file.readinto(view[found : found + _PIECE_BYTES])
-                if not count:
-                    raise cut_short(key, expected, found)
-                found += count
-            return value
+        with translated("read", key):
+            expected = path.stat().st_size - start if size_bytes is None else size_bytes
+        value = bytearray(max(expected, 0))
+        self.read_into(key, start, memoryview(value))
+        return value
+
+    def read_into(self, key: str, start: int, target: memoryview) -> None:
+        with translated("read", key):
+            found = _read_into(self._path(key), start, target)
+        if found < len(target):
+            raise cut_short(key, len(target), found)
 
     def size(self, key: str) -> int | None:
         path = self._path(key)
-        with _translated("size", key):
+        with translated("size", key):
             try:
                 found = path.stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -97,7 +119,7 @@ class LocalStorage:
 
     def list(self, prefix: str = "") -> Names:
         path = self._path(prefix) if prefix else self.root
-        with _translated("list", prefix or "."):
+        with translated("list", prefix or "."):
             try:
                 return sorted(name for name in os.listdir(path) if not name.startswith(TEMPORARY_PREFIX))
             except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +127,7 @@ class LocalStorage:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with _translated("delete", key):
+        with translated("delete", key):
             if not os.path.lexists(path):
                 return
             if path.is_symlink() or not path.is_dir():
@@ -114,9 +136,9 @@ class LocalStorage:
                 # Renamed first: a reader never meets half a tree, and a crash leaves a hidden name only.
                 doomed = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
                 os.rename(path, doomed)
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
                 _remove_tree(doomed)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def sweep(self, prefix: str = "") -> Names:
         """Remove what crashed writes and deletes left directly below `prefix`; return the names.
@@ -124,7 +146,7 @@ class LocalStorage:
         Only for the single writer of that prefix: another one's temporary files look the same.
         """
         path = self._path(prefix) if prefix else self.root
-        with _translated("sweep", prefix or "."):
+        with translated("sweep", prefix or "."):
             names = sorted(os.listdir(path)) if path.is_dir() else []
             left = [name for name in names if name.startswith(TEMPORARY_PREFIX)]
             for name in left:
@@ -133,6 +155,16 @@ class LocalStorage:
                 else:
                     (path / name).unlink()
             return left
+
+    def space(self) -> Space | None:
+        place = self.root
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        with translated("look at the space of", str(self.root)):
+            found = os.statvfs(place)
+        # Some file systems (btrfs, many network ones) make inodes as they need them, and say 0.
+        inodes = found.f_favail if found.f_files else None
+        return Space(free_bytes=found.f_bavail * found.f_frsize, free_files=inodes)
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -143,55 +175,40 @@ class LocalStorage:
         self._make_directory(path.parent)
         with suppress(FileExistsError):
             path.mkdir()
-            _sync_directory(path.parent)
-
-
-@contextmanager
-def _translated(operation: str, key: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = f"{operation} {key}: {error.strerror or error}"
-        if error.errno in _FULL:
-            raise StorageFullError(reason, hint="free space or inodes on that disk, then retry") from error
-        if error.errno in _DENIED:
-            raise StorageDeniedError(
-                reason, hint="check the owner, the rights and the mount of that directory"
-            ) from error
-        if error.errno == errno.ENOENT:
-            raise missing(operation, key) from error
-        raise StorageError(reason, hint="check the disk and the mount, then retry") from error
+            sync_directory(path.parent)
 
 
 def _write_file(path: Path, chunks: Iterable[Buffer]) -> int:
-    size = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    # Loaded here: looking at checkpoints must start fast, and writes nothing.
+    from unbroken.storage.bulk import write_file
+
+    return write_file(path, chunks)
+
+
+def _read_into(path: Path, start: int, target: memoryview) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            for start in range(0, len(view), _PIECE_BYTES):
-                size += _write_all(descriptor, view[start : start + _PIECE_BYTES])
-        os.fsync(descriptor)
+        found = 0
+        # One call returns at most 2 GiB.
+        while found < len(target):
+            count = os.preadv(descriptor, [target[found:]], start + found)
+            if count == 0:
+                break
+            found += count
+        return found
     finally:
         os.close(descriptor)
-    return size
-
-
-def _write_all(descriptor: int, view: memoryview) -> int:
-    written = 0
-    while written < len(view):
-        written += os.write(descriptor, view[written:])
-    return written
 
 
 def _remove_tree(path: Path) -> None:
-    # Loaded here: looking at checkpoints must start fast, and never removes any.
+    # Loaded here for the same reason.
     from shutil import rmtree
 
     rmtree(path)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -201,4 +218,10 @@ def _sync_directory(path: Path) -> None:
 
 def _sync_tree(path: Path) -> None:
     for directory, _, _ in os.walk(path, topdown=False):
-        _sync_directory(Path(directory))
+        sync_directory(Path(directory))
+
+
+def _pieces(path: Path) -> Iterable[Buffer]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unbroken.storage.base import Buffer, Names, check_key, cut_short, exists, missing
+from unbroken.storage.base import Buffer, Names, Space, check_key, cut_short, exists, missing
 
 
 class MemoryStorage:
@@ -26,6 +26,14 @@ class MemoryStorage:
             raise exists("stage", key)
         return self.write(key, chunks)
 
+    def copy(self, source: str, target: str) -> int:
+        if check_key(source) not in self._values:
+            raise missing("copy", source)
+        if self._below(target):
+            raise exists("copy", target)
+        self._values[target] = self._values[source]
+        return 0
+
     def move(self, source: str, target: str) -> None:
         moved = self._below(source)
         if not moved:
@@ -45,6 +53,9 @@ class MemoryStorage:
             raise cut_short(key, expected, len(found))
         return bytearray(found)
 
+    def read_into(self, key: str, start: int, target: memoryview) -> None:
+        target[:] = self.read(key, start, len(target))
+
     def size(self, key: str) -> int | None:
         value = self._values.get(check_key(key))
         return None if value is None else len(value)
@@ -56,6 +67,9 @@ class MemoryStorage:
     def delete(self, key: str) -> None:
         for below in self._below(key):
             del self._values[below]
+
+    def space(self) -> Space | None:
+        return None
 
     def _below(self, key: str) -> Names:
         check_key(key)

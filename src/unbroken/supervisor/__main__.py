@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unbroken.errors import UnbrokenError
 from unbroken.rundir import layout
-from unbroken.rundir.files import failed
+from unbroken.storage.failures import failed
 from unbroken.supervisor.restart_policy import RestartPolicy
 from unbroken.supervisor.stopping import block_signals
 from unbroken.supervisor.supervisor import Plan, Supervisor

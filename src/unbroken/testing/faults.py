@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from unbroken.storage.base import Buffer, Names, Storage
+from unbroken.storage.base import Buffer, Names, Space, Storage
 
 _T = TypeVar("_T")
 
@@ -40,6 +40,9 @@ class FaultyStorage:
             return self.storage.stage(key, torn)
         return self._at_point(f"stage {key}", lambda: self.storage.stage(key, torn))
 
+    def copy(self, source: str, target: str) -> int:
+        return self._at_point(f"copy {source} -> {target}", lambda: self.storage.copy(source, target))
+
     def move(self, source: str, target: str) -> None:
         self._at_point(f"move {source} -> {target}", lambda: self.storage.move(source, target))
 
@@ -49,11 +52,17 @@ class FaultyStorage:
     def read(self, key: str, start: int = 0, size_bytes: int | None = None) -> bytearray:
         return self.storage.read(key, start, size_bytes)
 
+    def read_into(self, key: str, start: int, target: memoryview) -> None:
+        self.storage.read_into(key, start, target)
+
     def size(self, key: str) -> int | None:
         return self.storage.size(key)
 
     def list(self, prefix: str = "") -> Names:
         return self.storage.list(prefix)
+
+    def space(self) -> Space | None:
+        return self.storage.space()
 
     def _at_point(self, name: str, act: Callable[[], _T]) -> _T:
         here = len(self.operations) == self.at

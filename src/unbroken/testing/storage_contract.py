@@ -101,6 +101,46 @@ class StorageContract:
             storage.stage("s/1", [b"second"])
         assert storage.read("s/1") == b"first"
 
+    def test_a_copy_is_whole_and_outlives_its_source(self, storage: Storage) -> None:
+        storage.write("a/b", [b"hello"])
+        assert storage.copy("a/b", ".staging/b") in (0, 5)
+        storage.move(".staging", "c")
+        storage.delete("a")
+        assert storage.read("c/b") == b"hello"
+
+    def test_a_copy_refuses_an_existing_target_and_an_absent_source(self, storage: Storage) -> None:
+        storage.write("a", [b"old"])
+        storage.write("b", [b"new"])
+        with pytest.raises(StorageError, match="exists"):
+            storage.copy("b", "a")
+        assert storage.read("a") == b"old"
+        with pytest.raises(StorageError, match="absent"):
+            storage.copy("absent", "c")
+
+    def test_a_range_is_read_into_the_memory_that_is_given(self, storage: Storage) -> None:
+        storage.write("a", [b"hello world"])
+        target = memoryview(bytearray(5))
+        storage.read_into("a", 6, target)
+        assert bytes(target) == b"world"
+        with pytest.raises(StorageError, match="expected 5 bytes, found 1"):
+            storage.read_into("a", 10, target)
+
+    def test_a_large_value_is_written_whole(self, storage: Storage) -> None:
+        import mmap
+
+        # Page-aligned and not a multiple of a page: pieces, threads and a remainder.
+        memory = mmap.mmap(-1, 20 << 20)
+        memory[::4096] = bytes(range(256)) * (len(memory) // 4096 // 256)
+        view = memoryview(memory)[: (17 << 20) + 123]
+        assert storage.stage("large", [view]) == len(view)
+        assert storage.read("large") == view
+        assert storage.write("parts", [b"x", view, view]) == 1 + 2 * len(view)
+        assert storage.read("parts", 1 + len(view)) == view
+
+    def test_the_space_left_is_a_number_or_not_known(self, storage: Storage) -> None:
+        space = storage.space()
+        assert space is None or space.free_bytes >= 0
+
     def test_delete_removes_a_value_or_a_whole_tree_and_forgives_absence(self, storage: Storage) -> None:
         for key in ("t/a", "t/b/c", "tt"):
             storage.write(key, [b"x"])

@@ -1,0 +1,145 @@
+"""Moving many bytes between memory and a file: large aligned pieces, several threads, direct I/O.
+
+Direct I/O (O_DIRECT) spares the copy into the page cache and its cost in CPU time, which training
+wants; it needs pages, aligned in memory and in the file, and not every file system has it. What
+is not aligned, and what a file system refuses, goes through the page cache. See the decision record on
+the writer for the numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from unbroken.storage.base import Buffer
+
+PAGE_BYTES = 4096
+# From here on a value is worth threads and direct I/O; below, one write call is faster.
+BULK_BYTES = 1 << 20
+_PIECE_BYTES = 8 << 20
+_THREADS = 4
+_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY}
+
+
+def write_file(path: Path, chunks: Iterable[Buffer]) -> int:
+    """Make the file `path` of `chunks`, durable but for its name, and return its size.
+
+    Raises FileExistsError if it exists. On an error the file is removed again.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            offset = 0
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B")
+                _write_view(descriptor, path, view, offset)
+                offset += len(view)
+            # On the descriptor that wrote: an error of writing back is told to no other for certain.
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except Exception:
+        # The half-written file must not keep a full disk full.
+        path.unlink(missing_ok=True)
+        raise
+    return offset
+
+
+def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> None:
+    body = len(view) - len(view) % PAGE_BYTES
+    if len(view) < BULK_BYTES or offset % PAGE_BYTES or _address(view) % PAGE_BYTES:
+        body = 0
+    if body:
+        _reserve(descriptor, offset, len(view))
+        direct = _open_direct(path)
+        try:
+            target = descriptor if direct is None else direct
+            _in_threads(lambda start: _write_piece(target, direct, view[:body], offset, start), body)
+        finally:
+            if direct is not None:
+                os.close(direct)
+    _write_all(descriptor, view[body:], offset + body)
+
+
+def _reserve(descriptor: int, offset: int, size: int) -> None:
+    """Take the blocks at once: they lie together, and a full disk shows before anything is written."""
+    try:
+        os.posix_fallocate(descriptor, offset, size)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def _write_piece(target: int, direct: int | None, view: memoryview, offset: int, start: int) -> None:
+    piece = view[start : start + _PIECE_BYTES]
+    _write_all(target, piece, offset + start)
+    if direct is None:
+        _start_writing_back(target, offset + start, len(piece))
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    written = 0
+    while written < len(view):
+        written += os.pwrite(descriptor, view[written : written + _PIECE_BYTES], offset + written)
+
+
+def _open_direct(path: Path) -> int | None:
+    """Return a second descriptor for direct I/O, or None where the file system has none."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return None
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flag)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
+
+
+def _start_writing_back(descriptor: int, offset: int, size: int) -> None:
+    """Let the disk begin now instead of at the fsync. Only a hint: its failure shows at the fsync."""
+    if hasattr(_LIBC, "sync_file_range"):
+        _LIBC.sync_file_range(
+            descriptor, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE
+        )
+
+
+def _in_threads(act: Callable[[int], None], size: int) -> None:
+    """Call `act` with the start of each piece of `size` bytes; raise the first error after all ended."""
+    starts = iter(range(0, size, _PIECE_BYTES))
+    errors: list[BaseException] = []
+    helpers = [
+        threading.Thread(target=_work, args=(act, starts, errors), name="unbroken-writer")
+        for _ in range(min(_THREADS, -(-size // _PIECE_BYTES)) - 1)
+    ]
+    for helper in helpers:
+        helper.start()
+    _work(act, starts, errors)
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
+
+
+def _work(act: Callable[[int], None], starts: Iterator[int], errors: list[BaseException]) -> None:
+    try:
+        # One iterator for all threads: `next` on a range iterator is atomic.
+        for start in starts:
+            if errors:
+                return
+            act(start)
+    except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+        errors.append(error)
+
+
+def _address(view: memoryview) -> int:
+    """Return where `view` lies; 1, which is aligned to nothing, for memory that may not be written."""
+    return 1 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYNC_FILE_RANGE_WRITE = 2
