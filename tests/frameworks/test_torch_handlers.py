@@ -17,12 +17,11 @@ from unbroken.frameworks.torch.schedulers import SchedulerHandler
 from unbroken.frameworks.torch.tensors import TensorHandler, TorchCodec
 from unbroken.state.tree import LeafCodec
 from unbroken.testing.handler_contract import Change, HandlerContract, Make, Parts
-from unbroken.training.parts import _COPYING
 
 
-def codecs_for(name: str) -> list[LeafCodec]:
-    """The codecs that a run gives the handler of that name."""
-    return [NumpyCodec(), TorchCodec(shares_memory=name in _COPYING)]
+def run_codecs() -> list[LeafCodec]:
+    """The codecs that a run gives its handlers."""
+    return [NumpyCodec(), TorchCodec()]
 
 
 def noise(like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -77,7 +76,7 @@ class TestModule(HandlerContract):
 
     @pytest.fixture
     def codecs(self) -> list[LeafCodec]:
-        return codecs_for(ModuleHandler.name)
+        return run_codecs()
 
     @pytest.fixture
     def inner(self) -> Parts:
@@ -142,7 +141,7 @@ class TestOptimizer(HandlerContract):
 
     @pytest.fixture
     def codecs(self) -> list[LeafCodec]:
-        return codecs_for(OptimizerHandler.name)
+        return run_codecs()
 
     @pytest.fixture
     def inner(self) -> Parts:
@@ -194,7 +193,7 @@ class TestScheduler(HandlerContract):
 
     @pytest.fixture
     def codecs(self) -> list[LeafCodec]:
-        return codecs_for(SchedulerHandler.name)
+        return run_codecs()
 
     @pytest.fixture
     def inner(self) -> Parts:
@@ -226,7 +225,7 @@ class TestTensor(HandlerContract):
 
     @pytest.fixture
     def codecs(self) -> list[LeafCodec]:
-        return codecs_for(TensorHandler.name)
+        return run_codecs()
 
     def test_a_view_of_it_shows_what_was_restored(self, handler: TensorHandler, make: Make) -> None:
         tensor = make()

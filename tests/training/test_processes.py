@@ -135,7 +135,7 @@ def test_a_checkpoint_is_known_as_saved_even_if_older_ones_cannot_be_pruned(
         monkeypatch.setattr(os, "rename", refuse)
         run.step()
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while not run._saver._in_flight.done() and time.monotonic() < deadline:  # type: ignore[union-attr]
+        while run._saver.is_writing and time.monotonic() < deadline:
             pass
         run.step()
     found = read_last_words(tmp_path / "attempts/0001")

@@ -58,16 +58,19 @@ class TestSaving:
     def test_a_failed_save_is_raised_at_the_next_step_and_left_in_the_last_words(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with pytest.raises(SaveFailedError, match="No space left"), unbroken.Run(tmp_path, save=[]) as run:
+        with (
+            pytest.raises(SaveFailedError, match="No space left"),
+            unbroken.Run(tmp_path, full_disk="fail") as run,
+        ):
             steps(run, 1)
             monkeypatch.setattr(os, "fsync", no_space_for_the_saver)
             run.save()
-            while not run._saver._in_flight.done():  # type: ignore[union-attr]
+            while run._saver.is_writing:
                 pass
             run.step()
         monkeypatch.undo()
         assert (words_of(tmp_path).ending, words_of(tmp_path).kind) == ("failed", "save-failed")
-        assert os.listdir(tmp_path / "checkpoints") == []
+        assert CheckpointStore(tmp_path).storage.list("checkpoints") == []
 
     def test_a_failure_whose_last_words_cannot_be_written_is_still_the_one_raised(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

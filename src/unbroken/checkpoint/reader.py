@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from unbroken.checkpoint.container import header_size, parse_header
 from unbroken.checkpoint.digest import ALGORITHM, digest
-from unbroken.checkpoint.envelope import HINT, check_name, read_manifest_bytes, read_member
+from unbroken.checkpoint.envelope import HINT, check_name, read_manifest_bytes
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, decode_manifest
+from unbroken.checkpoint.stream import stream_tensors
 from unbroken.errors import DamagedError
 from unbroken.rundir import layout
 from unbroken.state.tensors import HostTensor
@@ -29,34 +32,52 @@ def read_manifest(storage: Storage, tree: str) -> Manifest:
     return manifest
 
 
-def read_tensors(storage: Storage, tree: str, manifest: Manifest) -> dict[str, HostTensor]:
-    """Return all tensors of the checkpoint, each verified.
-
-    Raises DamagedError naming the first file or tensor that is not what was written.
-    """
-    tensors: dict[str, HostTensor] = {}
-    for file, shard in manifest.shards.items():
-        members = {path: entry for path, entry in manifest.tensors.items() if entry.file == file}
-        tensors.update(_read_shard(storage, f"{tree}/{file}", shard, members))
-    return tensors
-
-
-def _read_shard(
-    storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]
+def read_tensors(
+    storage: Storage, tree: str, manifest: Manifest, paths: Iterable[str] | None = None
 ) -> dict[str, HostTensor]:
+    """Return the tensors at `paths`, or all tensors of the checkpoint, each verified.
+
+    Raises DamagedError naming the first file or tensors that are not what was written.
+    """
+    entries = {path: manifest.tensors[path] for path in (manifest.tensors if paths is None else paths)}
+    memory = {path: memoryview(bytearray(entry.size_bytes)) for path, entry in entries.items()}
+    read_into(storage, tree, manifest, memory)
+    return {path: HostTensor(entry.dtype, entry.shape, memory[path]) for path, entry in entries.items()}
+
+
+def read_into(storage: Storage, tree: str, manifest: Manifest, memory: Mapping[str, memoryview]) -> None:
+    """Fill `memory`, by the paths of tensors, each with the bytes of its tensor.
+
+    Raises DamagedError as `read_tensors` does; what is in `memory` then is worth nothing.
+    """
+    for file, (shard, members) in shards(manifest).items():
+        wanted = {path: entry for path, entry in members.items() if path in memory}
+        if members and not wanted:
+            continue
+        key = f"{tree}/{file}"
+        check_shard(storage, key, shard, members)
+        damaged = stream_tensors(storage, key, wanted, memory)
+        if damaged:
+            named = ", ".join(damaged[:3])
+            raise DamagedError(f"{key}: the bytes of tensor {named} are not those that were saved", hint=HINT)
+
+
+def shards(manifest: Manifest) -> dict[str, tuple[ShardEntry, dict[str, TensorEntry]]]:
+    """Return each file of the checkpoint with the tensors in it."""
+    members: dict[str, dict[str, TensorEntry]] = {file: {} for file in manifest.shards}
+    for path, entry in manifest.tensors.items():
+        # A file that no shard speaks of shows as a shard that its tensors do not fill.
+        members.setdefault(entry.file, {})[path] = entry
+    return {file: (shard, members[file]) for file, shard in manifest.shards.items()}
+
+
+def check_shard(storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]) -> None:
+    """Raise DamagedError unless the file is there, of its size, and its header is the one that was saved."""
     size = storage.size(key)
     if size != shard.size_bytes:
         found = "no file" if size is None else f"{size}"
         raise DamagedError(f"{key}: expected {shard.size_bytes} bytes, found {found}", hint=HINT)
-    data = memoryview(read_member(storage, key))
-    check_layout(key, shard, members, bytes(data[: shard.header_bytes]))
-    tensors = {}
-    for path, entry in members.items():
-        view = data[entry.offset : entry.offset + entry.size_bytes]
-        if digest(view) != entry.digest:
-            raise DamagedError(f"{key}: the bytes of tensor {path} are not those that were saved", hint=HINT)
-        tensors[path] = HostTensor(entry.dtype, entry.shape, view)
-    return tensors
+    check_layout(key, shard, members, bytes(storage.read(key, 0, shard.header_bytes)))
 
 
 def check_layout(key: str, shard: ShardEntry, members: dict[str, TensorEntry], header: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from unbroken.errors import UsageError
@@ -102,17 +102,40 @@ class KeepHourly:
         _at_least_one("KeepHourly", self.hours)
 
     def keeps(self, checkpoints: Sequence[CheckpointFacts]) -> dict[str, str]:
-        newest = {found.created.strftime("%Y-%m-%d %H:00"): found.name for found in checkpoints}
-        recent = sorted(newest)[-self.hours :]
-        return {newest[hour]: f"the newest of the hour {hour} UTC" for hour in recent}
+        found = _newest_of_each(checkpoints, "%Y-%m-%d %H:00", self.hours)
+        return {name: f"the newest of the hour {hour} UTC" for hour, name in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepDaily:
+    """Keep the newest checkpoint of each of the last `days` days (in UTC) that have one."""
+
+    days: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("KeepDaily", self.days)
+
+    def keeps(self, checkpoints: Sequence[CheckpointFacts]) -> dict[str, str]:
+        found = _newest_of_each(checkpoints, "%Y-%m-%d", self.days)
+        return {name: f"the newest of the day {day} UTC" for day, name in found.items()}
+
+
+def _newest_of_each(checkpoints: Sequence[CheckpointFacts], form: str, count: int) -> dict[str, str]:
+    """Return `span -> name` of the newest checkpoint in each of the last `count` spans that have one."""
+    newest = {found.created.astimezone(UTC).strftime(form): found.name for found in checkpoints}
+    return {span: newest[span] for span in sorted(newest)[-count:]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPlan:
-    """`kept` and `pruned` give the reason for each checkpoint, oldest first."""
+    """`kept` and `pruned` give the reason for each checkpoint, oldest first.
+
+    `blocked` says why nothing may be pruned now although something is unwanted, or is None.
+    """
 
     kept: dict[str, str]
     pruned: dict[str, str]
+    blocked: str | None = None
 
 
 def plan_retention(

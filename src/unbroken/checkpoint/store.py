@@ -6,21 +6,20 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.highlights import plain_metrics
 from unbroken.checkpoint.listing import list_names
 from unbroken.checkpoint.manifest import Manifest
-from unbroken.checkpoint.reader import read_manifest, read_tensors
-from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
+from unbroken.checkpoint.pruning import Pruner
+from unbroken.checkpoint.reader import read_into, read_manifest, read_tensors
+from unbroken.checkpoint.retention import RetentionPlan, RetentionPolicy
 from unbroken.checkpoint.snapshot import Snapshot
 from unbroken.checkpoint.verify import Verification, verify_checkpoint
 from unbroken.checkpoint.writer import write_checkpoint
-from unbroken.errors import CheckpointNotFoundError, DamagedError, UnbrokenError
+from unbroken.errors import CheckpointNotFoundError, DamagedError
 from unbroken.rundir import layout
 from unbroken.state.tensors import HostTensor
 from unbroken.state.tree import Decoder
@@ -49,9 +48,16 @@ class Checkpoint:
         decoder = Decoder(tensors.__getitem__)
         return {part: decoder.decode(entry.state) for part, entry in self.manifest.parts.items()}
 
-    def load_tensors(self) -> dict[str, HostTensor]:
-        """Return `path -> tensor` for all tensors, each verified. Raises DamagedError."""
-        return read_tensors(self.storage, self._tree, self.manifest)
+    def load_tensors(self, paths: Iterable[str] | None = None) -> dict[str, HostTensor]:
+        """Return `path -> tensor` for the tensors at `paths`, or all, each verified. Raises DamagedError."""
+        return read_tensors(self.storage, self._tree, self.manifest, paths)
+
+    def load_into(self, memory: Mapping[str, memoryview]) -> None:
+        """Fill `memory`, by the paths of tensors, with their bytes, each verified. Raises DamagedError.
+
+        No second copy is made: for what is large, more than a few pieces are never held beside it.
+        """
+        read_into(self.storage, self._tree, self.manifest, memory)
 
     def verify(self) -> Verification:
         """Read everything and report all that is damaged."""
@@ -70,6 +76,7 @@ class CheckpointStore:
 
     def __init__(self, directory: str | os.PathLike[str] | Storage) -> None:
         self.storage: Storage = directory if isinstance(directory, Storage) else LocalStorage(directory)
+        self._pruner = Pruner(self.storage)
 
     def names(self) -> list[str]:
         """Return the names of all committed checkpoints, oldest first, damaged ones included."""
@@ -112,6 +119,7 @@ class CheckpointStore:
         """Write and commit `snapshot`; see `write_checkpoint`."""
         name = self.next_name(snapshot.description.step)
         manifest = write_checkpoint(self.storage, snapshot, name, before_commit=before_commit)
+        self._pruner.learn(name, manifest)
         return Checkpoint(self.storage, name, manifest)
 
     def quarantine(self, name: str, reason: str) -> str:
@@ -125,39 +133,40 @@ class CheckpointStore:
         self.storage.move(f"{layout.CHECKPOINTS}/{name}", f"{target}/{name}")
         return target
 
-    def plan_prune(self, policies: Sequence[RetentionPolicy], *, run_id: str | None = None) -> RetentionPlan:
+    def plan_prune(
+        self,
+        policies: Sequence[RetentionPolicy],
+        *,
+        run_id: str | None = None,
+        is_intact: Callable[[str], bool] | None = None,
+    ) -> RetentionPlan:
         """Return what `prune` would do, and delete nothing.
 
-        Checkpoints that are damaged, or of another run than `run_id`, are kept: they are not ours to judge.
+        Checkpoints that are pinned stay; those that are damaged, or of another run than `run_id`, are
+        kept, too: they are not ours to judge. `is_intact` is asked about the newest if anything is to
+        be pruned (`self.is_intact` reads all of it); without it that one is taken to be good.
         """
-        facts: list[CheckpointFacts] = []
-        not_ours: dict[str, str] = {}
-        for name in self.names():
-            try:
-                manifest = self.get(name).manifest
-            except UnbrokenError as error:
-                not_ours[name] = f"cannot be read: {error.message}"
-                continue
-            if run_id is not None and manifest.run_id != run_id:
-                not_ours[name] = f"belongs to run {manifest.run_id}"
-                continue
-            facts.append(_facts(name, manifest))
-        plan = plan_retention(facts, policies)
-        return RetentionPlan(kept={**not_ours, **plan.kept}, pruned=plan.pruned)
+        return self._pruner.plan(self.names(), policies, run_id=run_id, is_intact=is_intact)
 
-    def prune(self, policies: Sequence[RetentionPolicy], *, run_id: str | None = None) -> RetentionPlan:
+    def prune(
+        self,
+        policies: Sequence[RetentionPolicy],
+        *,
+        run_id: str | None = None,
+        is_intact: Callable[[str], bool] | None = None,
+    ) -> RetentionPlan:
         """Delete what no policy wants and return what was done.
 
-        The newest checkpoint is verified first: as long as it is not proved intact, an older one may
-        be the last good one, and nothing is deleted.
+        The newest checkpoint is verified first, by `is_intact` if it is given: as long as it is not
+        proved intact, an older one may be the last good one, and nothing is deleted. The plan's
+        `blocked` then says why, as it does if the pins of the run cannot be read.
         """
-        plan = self.plan_prune(policies, run_id=run_id)
-        if plan.pruned and not self._is_newest_intact(plan):
-            spared = dict.fromkeys(plan.pruned, "the newest checkpoint is damaged")
-            return RetentionPlan(kept={**spared, **plan.kept}, pruned={})
-        for name in plan.pruned:
-            self.storage.delete(f"{layout.CHECKPOINTS}/{name}")
-        return plan
+        plan = self.plan_prune(policies, run_id=run_id, is_intact=is_intact or self.is_intact)
+        return self._pruner.prune(plan)
+
+    def is_intact(self, name: str) -> bool:
+        """Read all of the checkpoint `name` and tell whether every byte is what was written."""
+        return verify_checkpoint(self.storage, f"{layout.CHECKPOINTS}/{name}").is_intact
 
     def sweep(self) -> list[str]:
         """Remove what interrupted saves and deletes left; only for the single writer of the run."""
@@ -172,26 +181,11 @@ class CheckpointStore:
                 left += self.storage.sweep(f"{layout.QUARANTINE}/{place}")
         return left
 
-    def _is_newest_intact(self, plan: RetentionPlan) -> bool:
-        # The newest of all may be damaged or of another run: then the newest of ours has to be good, too.
-        newest = {self.names()[-1], *list(plan.kept)[-1:]}
-        trees = [f"{layout.CHECKPOINTS}/{name}" for name in newest]
-        return all(verify_checkpoint(self.storage, tree).is_intact for tree in trees)
-
 
 def newest_verified(directory: Path) -> str | None:
     """Return the name of the newest checkpoint in `directory` that is intact to the last byte, or None."""
     store = CheckpointStore(directory)
     for name in reversed(store.names()):
-        if verify_checkpoint(store.storage, f"{layout.CHECKPOINTS}/{name}").is_intact:
+        if store.is_intact(name):
             return name
     return None
-
-
-def _facts(name: str, manifest: Manifest) -> CheckpointFacts:
-    return CheckpointFacts(
-        name=name,
-        step=manifest.step,
-        created=datetime.fromisoformat(manifest.created),
-        metrics=plain_metrics(manifest.metrics),
-    )

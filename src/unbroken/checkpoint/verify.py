@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry
-from unbroken.checkpoint.reader import check_layout, read_manifest
+from unbroken.checkpoint.reader import check_shard, read_manifest, shards
+from unbroken.checkpoint.stream import stream_tensors
 from unbroken.errors import DamagedError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
@@ -52,8 +52,7 @@ def verify_checkpoint(storage: Storage, tree: str) -> Verification:
             findings=(Finding(file=layout.MANIFEST, problem=error.message),),
         )
     findings: list[Finding] = []
-    for file, shard in manifest.shards.items():
-        members = {path: entry for path, entry in manifest.tensors.items() if entry.file == file}
+    for file, (shard, members) in shards(manifest).items():
         findings += _verify_shard(storage, f"{tree}/{file}", shard, members)
     findings += _strangers(storage, tree, manifest)
     return Verification(
@@ -69,23 +68,15 @@ def _verify_shard(
     storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]
 ) -> list[Finding]:
     file = key.rpartition("/")[2]
-    size = storage.size(key)
-    if size != shard.size_bytes:
-        found = "no file" if size is None else f"{size}"
-        return [Finding(file=file, problem=f"expected {shard.size_bytes} bytes, found {found}")]
     try:
-        check_layout(key, shard, members, bytes(storage.read(key, 0, shard.header_bytes)))
+        check_shard(storage, key, shard, members)
+        damaged = stream_tensors(storage, key, members, {})
     except DamagedError as error:
         return [Finding(file=file, problem=error.message.removeprefix(f"{key}: "))]
     return [
         Finding(file=file, problem=f"tensor {path}: its bytes are not those that were saved")
-        for path, entry in members.items()
-        if _digest_of(storage, key, entry) != entry.digest
+        for path in damaged
     ]
-
-
-def _digest_of(storage: Storage, key: str, entry: TensorEntry) -> str:
-    return digest(storage.read(key, entry.offset, entry.size_bytes))
 
 
 def _strangers(storage: Storage, tree: str, manifest: Manifest) -> list[Finding]:

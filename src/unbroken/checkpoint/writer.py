@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.digest import ALGORITHM, digest
 from unbroken.checkpoint.envelope import FORMAT, FORMAT_VERSION
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, encode_manifest
 from unbroken.checkpoint.snapshot import Snapshot
-from unbroken.errors import StorageError
+from unbroken.errors import StorageError, StorageFullError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
 
+# A shard that checkpoints share is one copy on the disk, whose damage harms them all: worth it only where
+# it saves much.
+_LEAST_SHARED_BYTES = 1 << 20
+# What a manifest takes, about, and the files beside the shards: manifest, digest, directory.
+_MANIFEST_BYTES_PER_TENSOR = 400
+_OTHER_FILES = 3
+
 
 def write_checkpoint(
-    storage: Storage, snapshot: Snapshot, name: str, *, before_commit: Callable[[], None] = lambda: None
+    storage: Storage,
+    snapshot: Snapshot,
+    name: str,
+    *,
+    before_commit: Callable[[], None] = lambda: None,
+    parent: Manifest | None = None,
 ) -> Manifest:
     """Write `snapshot` as the checkpoint `name` and return its manifest.
 
     Readers see the whole checkpoint or none of it. `before_commit` is called when all bytes are
     durable and nothing is visible yet; what it raises ends the save. On any error the staged files
-    are removed and the storage is as it was.
+    are removed and the storage is as it was. A shard that is, byte for byte, one of `parent`, a
+    checkpoint of this storage, is shared with it where the storage can.
     """
+    _check_space(storage, snapshot, name, parent)
     staging = f"{layout.CHECKPOINTS}/{layout.STAGING_PREFIX}{name}-{os.urandom(4).hex()}"
     try:
-        manifest = _manifest(snapshot, name)
-        for plan in snapshot.plans:
-            storage.stage(f"{staging}/{plan.file}", [snapshot.images[plan.file]])
+        digests = _Digests(snapshot)
+        try:
+            for plan in snapshot.plans:
+                _stage_shard(storage, snapshot, plan, staging, digests, parent)
+        finally:
+            digests.join()
+        manifest = _manifest(snapshot, name, digests)
         data = encode_manifest(manifest)
         storage.stage(f"{staging}/{layout.MANIFEST}", [data])
         storage.stage(f"{staging}/{layout.MANIFEST_DIGEST}", [_digest_line(data)])
@@ -43,16 +63,117 @@ def write_checkpoint(
     return manifest
 
 
-def _manifest(snapshot: Snapshot, name: str) -> Manifest:
+def _check_space(storage: Storage, snapshot: Snapshot, name: str, parent: Manifest | None) -> None:
+    """Raise StorageFullError if there is not enough space: better than to fill the disk up first."""
+    space = storage.space()
+    if space is None:
+        return
+    written = [plan for plan in snapshot.plans if not _may_be_unchanged(snapshot, plan, parent)]
+    tensors = sum(len(plan.placements) for plan in snapshot.plans)
+    size = sum(plan.size_bytes for plan in written) + tensors * _MANIFEST_BYTES_PER_TENSOR
+    files = len(snapshot.plans) + _OTHER_FILES
+    if space.free_bytes < size or (space.free_files is not None and space.free_files < files):
+        raise StorageFullError(
+            f"{name}: expected {size:,} bytes and {files} files to be free on {storage}, "
+            f"found {space.free_bytes:,} bytes and {space.free_files} files",
+            hint="free space or inodes on that disk, or keep fewer checkpoints",
+        )
+
+
+def _stage_shard(
+    storage: Storage,
+    snapshot: Snapshot,
+    plan: ShardPlan,
+    staging: str,
+    digests: _Digests,
+    parent: Manifest | None,
+) -> None:
+    target = f"{staging}/{plan.file}"
+    if (
+        parent is not None
+        and _may_be_unchanged(snapshot, plan, parent)
+        and _is_unchanged(plan, digests.of(plan.file), parent)
+        and storage.size(_key_in(parent, plan)) == plan.size_bytes
+    ):
+        storage.copy(_key_in(parent, plan), target)
+    else:
+        storage.stage(target, [snapshot.images[plan.file]])
+
+
+def _key_in(parent: Manifest, plan: ShardPlan) -> str:
+    return f"{layout.CHECKPOINTS}/{layout.checkpoint_name(parent.step, parent.revision)}/{plan.file}"
+
+
+def _may_be_unchanged(snapshot: Snapshot, plan: ShardPlan, parent: Manifest | None) -> bool:
+    """Tell by one small tensor: most shards change as a whole, and then nothing has to wait for digests."""
+    if parent is None or plan.size_bytes < _LEAST_SHARED_BYTES:
+        return False
+    smallest = min(
+        (path for path, placed in plan.placements.items() if placed.size_bytes),
+        key=lambda path: plan.placements[path].size_bytes,
+        default=None,
+    )
+    known = parent.tensors.get(smallest) if smallest is not None else None
+    return known is not None and known.digest == digest(_bytes_of(snapshot, plan, str(smallest)))
+
+
+def _is_unchanged(plan: ShardPlan, digests: Mapping[str, str], parent: Manifest) -> bool:
+    shard = parent.shards.get(plan.file)
+    # The header names every tensor with its place: the same header, the same digests, the same file.
+    return (
+        shard is not None
+        and (shard.size_bytes, shard.header_digest) == (plan.size_bytes, digest(plan.header))
+        and all(parent.tensors[path].digest == found for path, found in digests.items())
+    )
+
+
+class _Digests:
+    """Computes the digests of all tensors from host memory, beside the writing: one shard after another.
+
+    What the disk returns is held against them. For what is large the digest has threads of its own.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._found: dict[str, dict[str, str]] = {}
+        self._done = {plan.file: threading.Event() for plan in snapshot.plans}
+        self._thread = threading.Thread(target=self._compute, name="unbroken-digest")
+        self._thread.start()
+
+    def of(self, file: str) -> dict[str, str]:
+        """Return `path -> digest` for the shard `file`, when they are known."""
+        self._done[file].wait()
+        return self._found[file]
+
+    def join(self) -> None:
+        """Return when the thread has ended."""
+        self._thread.join()
+
+    def _compute(self) -> None:
+        for plan in self._snapshot.plans:
+            try:
+                self._found[plan.file] = {
+                    path: digest(_bytes_of(self._snapshot, plan, path)) for path in plan.placements
+                }
+            finally:
+                self._done[plan.file].set()
+
+
+def _bytes_of(snapshot: Snapshot, plan: ShardPlan, path: str) -> memoryview:
+    placed = plan.placements[path]
+    return snapshot.images[plan.file][placed.offset : placed.offset + placed.size_bytes]
+
+
+def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:
     parsed = layout.parse_checkpoint_name(name)
     assert parsed is not None, f"not a checkpoint name: {name}"
     said = snapshot.description
     shards, tensors = {}, {}
     for plan in snapshot.plans:
-        image = snapshot.images[plan.file]
         shards[plan.file] = ShardEntry(
             size_bytes=plan.size_bytes, header_bytes=len(plan.header), header_digest=digest(plan.header)
         )
+        found = digests.of(plan.file)
         for path, placed in plan.placements.items():
             tensors[path] = TensorEntry(
                 dtype=placed.dtype,
@@ -60,8 +181,7 @@ def _manifest(snapshot: Snapshot, name: str) -> Manifest:
                 file=plan.file,
                 offset=placed.offset,
                 size_bytes=placed.size_bytes,
-                # From host memory, before a byte was written: what the disk returns is held against it.
-                digest=digest(image[placed.offset : placed.offset + placed.size_bytes]),
+                digest=found[path],
                 aliases=tuple(snapshot.aliases.get(path, ())),
             )
     return Manifest(

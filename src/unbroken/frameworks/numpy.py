@@ -10,7 +10,7 @@ import numpy as np
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.state.handlers import ORDER_VALUE
-from unbroken.state.tensors import HostTensor, TensorSource
+from unbroken.state.tensors import LoadedTensor, TensorSource
 from unbroken.state.tree import Json
 
 _NAMES = {
@@ -52,6 +52,11 @@ class NumpyTensor(TensorSource):
         address = array.__array_interface__["data"][0]
         return ("numpy", address, self.shape, array.strides, self.dtype) if array.size else None
 
+    @property
+    def address(self) -> int | None:
+        array = self._array
+        return int(array.__array_interface__["data"][0]) if array.flags.c_contiguous else None
+
     def copy_to(self, target: memoryview) -> None:
         np.copyto(np.frombuffer(target, dtype=self._array.dtype).reshape(self.shape), self._array)
 
@@ -73,7 +78,7 @@ class NumpyCodec:
             hint="keep plain arrays and scalars; a random generator is a part of its own",
         )
 
-    def decode_tensor(self, tensor: HostTensor) -> object:
+    def decode_tensor(self, tensor: LoadedTensor) -> object:
         return np.frombuffer(tensor.data, dtype=_DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
 
     def decode_value(self, value: Json) -> object:

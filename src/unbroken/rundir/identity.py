@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.errors import FormatVersionError, NotARunError, StorageError, UsageError
+from unbroken.errors import FormatVersionError, NotARunError, StaleWriterError, StorageError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.files import create_json, read_json
+from unbroken.rundir.processes import ProcessIdentity
 from unbroken.storage.failures import failed
 
 _FORMAT = "unbroken-run"
@@ -125,6 +126,22 @@ def new_attempt(directory: Path) -> int:
         except OSError as error:
             raise failed("create", path, error) from error
         return number
+
+
+def check_not_superseded(directory: Path, attempt: int, holder: ProcessIdentity) -> None:
+    """Raise StaleWriterError if there is a newer attempt, or another process than `holder` writes.
+
+    The lock alone is not enough: a process that slept while its lock was lost on a network file
+    system would wake up and write beside its successor.
+    """
+    newest = max(layout.attempts(directory), default=attempt)
+    words = read_json(directory / layout.WRITER_FILE)
+    found = None if words is None else ProcessIdentity.from_json(words)
+    if newest != attempt or found != holder:
+        raise StaleWriterError(
+            f"{directory}: attempt {attempt} was superseded by attempt {newest}",
+            hint="end this process; the newer attempt goes on from the last checkpoint",
+        )
 
 
 def _refuse_orphaned(directory: Path) -> None:

@@ -2,13 +2,17 @@
 
 run.json                  identity of the run and format version of the directory
 writer.lock, writer.json  who may write checkpoints (a POSIX record lock, and its holder in words)
-supervisor.lock           held while a supervisor keeps the run going; supervisor-holder.json says by whom
+writer.lease              renewed by that process as long as it lives, for those whom no lock can tell
+supervisor.lock           held while a supervisor keeps the run going; supervisor-holder.json says by whom,
+                          and supervisor.lease that it lives
 supervisor.json           snapshot of what the supervisor is doing, for `status`
 supervisor.log            what the supervisor had to say
 journal.jsonl             the supervisor's events: attempts, verdicts, decisions
 checkpoints/step-00001200 one committed checkpoint; `.staging-*` is one being written
 quarantine/               checkpoints that failed verification, with the reason
-attempts/0001/            one process lifetime: output, events, heartbeat, last words, verdict
+attempts/0001/            one process lifetime: output, events, heartbeat, last words, verdict; and
+                          restoring.json from before a checkpoint is read until it is restored
+pins.json                 the checkpoints that no prune deletes, and why
 control/                  requests to the run: stop.json, save-now.json
 latest                    symbolic link to the newest checkpoint; a convenience, never trusted
 """
@@ -34,6 +38,7 @@ ATTEMPTS = "attempts"
 STOP_FILE = "control/stop.json"
 SAVE_NOW_FILE = "control/save-now.json"
 LATEST_LINK = "latest"
+PINS_FILE = "pins.json"
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.digest"
@@ -42,7 +47,9 @@ STAGING_PREFIX = ".staging-"
 
 OUTPUT_LOG = "out.log"
 HEARTBEAT = "heartbeat"
+WRITER_PROCESS = "writer-process.json"
 LAST_WORDS = "last-words.json"
+RESTORING_FILE = "restoring.json"
 EXIT_FILE = "exit.json"
 VERDICT_FILE = "verdict.json"
 

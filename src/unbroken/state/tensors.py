@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 from unbroken.errors import DamagedError
 
@@ -52,9 +54,36 @@ class TensorSource(ABC):
     def identity(self) -> Hashable | None:
         """Equal for two sources that are the same memory seen the same way; None if that is not known."""
 
+    @property
+    def address(self) -> int | None:
+        """Where the elements lie in host memory, row-major, little-endian, without gaps; None if not so.
+
+        Good until the owner of the tensor changes or frees it: for a copy made at once.
+        """
+        return None
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if training is not meant to change it: kept apart, so that it need not be written again.
+
+        A hint for the layout only; whether it changed is told by its bytes.
+        """
+        return False
+
     @abstractmethod
     def copy_to(self, target: memoryview) -> None:
         """Copy the elements, row-major and little-endian, into `target`, which has their exact size."""
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """Return the `size` bytes of host memory at `address`, which its owner must keep, to read and write."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def bytes_of(source: TensorSource) -> memoryview:
+    """Return the bytes of a tensor: its own memory where that lies in order, otherwise a copy."""
+    size, address = size_bytes(source.dtype, source.shape), source.address
+    return memoryview(copy_bytes(source)) if not size or address is None else memory_at(address, size)
 
 
 def copy_bytes(source: TensorSource) -> bytearray:
@@ -94,3 +123,46 @@ class HostTensor(TensorSource):
 
     def copy_to(self, target: memoryview) -> None:
         target[:] = self.data
+
+
+class LoadedTensor(Protocol):
+    """A tensor that a checkpoint holds: `data` are its bytes, row-major and little-endian."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def data(self) -> memoryview: ...
+
+
+class AwaitedTensor:
+    """A tensor of a checkpoint that has not been read yet.
+
+    Whoever makes a tensor of it may say in `memory` where the bytes have to go, and keep what it made in
+    `made` for the next who asks; they are there before anybody uses it. `live` is the tensor that
+    stands in this place now and may be filled. Asking for `data` has the bytes read at once, by `load`.
+    """
+
+    __slots__ = ("_load", "dtype", "live", "made", "memory", "shape")
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        load: Callable[[], memoryview],
+        *,
+        live: TensorSource | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.live = live
+        self.memory: memoryview | None = None
+        self.made: object = None
+        self._load = load
+
+    @property
+    def data(self) -> memoryview:
+        return self._load()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
-from unbroken.state.tensors import HostTensor, TensorSource
+from unbroken.state.tensors import HostTensor, LoadedTensor, TensorSource
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -45,7 +45,7 @@ class LeafCodec(Protocol):
         """Return a tensor or JSON for `value`; raise UnsupportedStateError for what cannot be kept."""
         ...
 
-    def decode_tensor(self, tensor: HostTensor) -> object:
+    def decode_tensor(self, tensor: LoadedTensor) -> object:
         """Return the library's own tensor with these bytes."""
         ...
 
@@ -205,7 +205,7 @@ class Encoder:
 class Decoder:
     """Puts encoded values together; `tensors` returns the tensor kept under a path."""
 
-    def __init__(self, tensors: Callable[[str], HostTensor], codecs: Iterable[LeafCodec] = ()) -> None:
+    def __init__(self, tensors: Callable[[str], LoadedTensor], codecs: Iterable[LeafCodec] = ()) -> None:
         self._tensors = tensors
         self._codecs = {codec.root: codec for codec in codecs}
 

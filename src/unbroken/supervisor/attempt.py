@@ -13,6 +13,7 @@ from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import read_heartbeat
 from unbroken.rundir.last_words import read_last_words
 from unbroken.rundir.processes import identify
+from unbroken.rundir.writers import orphaned_writer
 from unbroken.supervisor import evidence, progress
 from unbroken.supervisor.outcome import judge, not_started
 from unbroken.supervisor.process import ProcessTree, spawn
@@ -25,6 +26,8 @@ _LOOK_SECONDS = 0.5
 _LOOK_OFTEN_SECONDS = 0.02
 # Data workers and helper processes end by themselves soon after their leader.
 _LINGER_SECONDS = 1.0
+# One of them may have a last checkpoint to write; longer than that it hangs.
+_WRITE_SECONDS = 600.0
 _TERM_SECONDS = 3.0
 _KILL_SECONDS = 60.0
 
@@ -108,16 +111,18 @@ def _see_to_its_end(tree: ProcessTree, directory: Path, stop: StopWatch, records
 
 def _wait(tree: ProcessTree, directory: Path, stop: StopWatch, records: Records) -> str | None:
     """Wait until the tree is empty or must be ended; return why it must, unless it is only leftovers."""
-    linger_until: float | None = None
+    ended_at: float | None = None
     while not tree.collect():
         if stop.is_overdue:
             return "its time to save and stop was over"
         if stop.is_asked:
             tree.ask()
         if tree.leader_ended:
-            linger_until = linger_until or time.monotonic() + _LINGER_SECONDS
+            ended_at = ended_at or time.monotonic()
             is_waited_for = stop.is_asked and not _said_goodbye(tree, directory)
-            if time.monotonic() >= linger_until and not is_waited_for:
+            is_writing = orphaned_writer(directory) is not None
+            patience = _WRITE_SECONDS if is_writing else _LINGER_SECONDS
+            if time.monotonic() >= ended_at + patience and not is_waited_for:
                 return None
         if stop.wait(_LOOK_OFTEN_SECONDS if tree.leader_ended else _LOOK_SECONDS):
             _announce(stop, records)

@@ -6,7 +6,7 @@ import os
 import traceback
 from pathlib import Path
 
-from unbroken.errors import EXIT_ERROR, StaleWriterError, StorageError, UnbrokenError, UsageError
+from unbroken.errors import EXIT_ERROR, StorageError, UnbrokenError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.control import clear_stop
 from unbroken.rundir.files import sweep_temporary
@@ -15,7 +15,7 @@ from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.last_words import LastWords, write_last_words
 from unbroken.rundir.lock import RunLock
-from unbroken.rundir.processes import identify_self
+from unbroken.rundir.writers import wait_for_writers
 
 _OWN_SOURCE = str(Path(__file__).parents[1])
 _MAX_MESSAGE = 2000
@@ -31,6 +31,7 @@ class Attempt:
         self.run = open_run(directory)
         self._run_directory = directory
         self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
+        wait_for_writers(directory)
         self._lock.acquire()
         try:
             if given_attempt(directory) is None:
@@ -51,20 +52,6 @@ class Attempt:
         older = [layout.attempt_directory(top, number) for number in layout.attempts(top)]
         places = [top, (top / layout.STOP_FILE).parent, *older]
         return [name for place in places for name in sweep_temporary(place)]
-
-    def may_commit(self) -> None:
-        """Raise StaleWriterError if a newer attempt exists or another process holds the run.
-
-        The lock alone is not enough: a process that slept while its lock was lost on a network file
-        system would wake up and write beside its successor.
-        """
-        newest = max(layout.attempts(self._run_directory), default=self.number)
-        holder = self._lock.holder()
-        if newest != self.number or holder is None or holder[0] != identify_self():
-            raise StaleWriterError(
-                f"{self._run_directory}: attempt {self.number} was superseded by attempt {newest}",
-                hint="end this process; the newer attempt goes on from the last checkpoint",
-            )
 
     def beat(self, phase: str, step: int, checkpoint_step: int) -> None:
         """Record progress in the heartbeat file."""

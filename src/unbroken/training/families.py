@@ -15,10 +15,10 @@ from unbroken.state.tree import LeafCodec
 from unbroken.training.randomness import GlobalRandomnessHandler
 
 
-def codecs(*, shares_memory: bool = False) -> list[LeafCodec]:
+def codecs(*, describes: bool = False) -> list[LeafCodec]:
     """Return the codecs of the loaded frameworks.
 
-    With `shares_memory` the tensors they load are views of the bytes that were read, not copies.
+    With `describes` the tensors they load may have a dtype and a shape only, to be compared by.
     """
     found: list[LeafCodec] = []
     if "numpy" in sys.modules:
@@ -28,7 +28,7 @@ def codecs(*, shares_memory: bool = False) -> list[LeafCodec]:
     if "torch" in sys.modules:
         from unbroken.frameworks.torch import family
 
-        found.append(family.codec(shares_memory=shares_memory))
+        found.append(family.codec(describes=describes))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,21 @@ import msgspec
 
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import Manifest, PartEntry
+from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import StateMismatchError, UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.handlers import ComparesSettings, StateHandler, choose_handler
-from unbroken.state.tensors import HostTensor, copy_bytes
+from unbroken.state.tensors import LoadedTensor, TensorSource, bytes_of
 from unbroken.state.tree import Decoder, Encoder, TensorTable
 from unbroken.training import families
+from unbroken.training.arrivals import Arrivals
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
 
-# Handlers of these names copy out of the state they are given, so that it may share the memory read.
-_COPYING = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
+# Handlers of these names take over tensors that are filled later; the tensors of other parts are read at
+# once and kept until training goes on.
+_STREAMED = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
+# And these ask only that their live tensors get the bytes: they may be filled where they are.
+_FILLED_IN_PLACE = frozenset({"torch.module", "torch.tensor"})
 # Tensors of the same memory are tied weights here; elsewhere they are a coincidence of the moment.
 _TYING = frozenset({"torch.module"})
 
@@ -49,7 +54,7 @@ class Parts:
         self._parts = [
             _Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
-        self._restored: tuple[Manifest, Mapping[str, HostTensor]] | None = None
+        self._restored: tuple[Manifest, Arrivals] | None = None
         # Now rather than at the first save, which may be hours away. Nothing is copied.
         self.encode(TensorTable())
 
@@ -74,33 +79,24 @@ class Parts:
             )
         return entries
 
-    def restore(self, manifest: Manifest, tensors: Mapping[str, HostTensor]) -> list[str]:
+    def restore(self, checkpoint: Checkpoint) -> list[str]:
         """Put the state of a checkpoint into the live objects, in the order of their handlers.
 
         Returns a line for each setting of the script that the checkpoint overwrites. Raises
-        StateMismatchError that lists *every* difference; then nothing was changed.
+        StateMismatchError that lists *every* difference; then nothing was changed. Raises DamagedError if
+        the bytes are not what was saved; then the state is neither the old one nor a whole new one.
         """
-        differences = self._part_differences(manifest)
-        changed: list[str] = []
-        for part in self._parts:
-            entry = manifest.parts.get(part.name)
-            if entry is None or entry.handler != part.handler.name:
-                continue
-            state = _decode(part, entry, tensors)
-            found = part.handler.differences(part.value, state)
-            differences += [f"{part.name}: {line}" for line in found]
-            if not found and isinstance(part.handler, ComparesSettings):
-                settings = part.handler.changed_settings(part.value, state)
-                changed += [f"{part.name}: {line}" for line in settings]
-        differences += self._alias_differences(manifest) if not differences else []
+        manifest = checkpoint.manifest
+        arrivals = Arrivals(checkpoint, {part.name for part in self._parts if part.handler.name in _STREAMED})
+        differences = self._differences(manifest, arrivals)
         if differences:
             raise StateMismatchError(
                 f"step {manifest.step} does not fit what this program built; nothing was changed\n  "
                 + "\n  ".join(differences),
                 hint="resume with the objects that were saved, or start in a new run directory",
             )
-        self._restored = (manifest, tensors)
-        self.restore_again()
+        changed = self._put(self._parts, manifest, arrivals)
+        self._restored = (manifest, arrivals)
         wrong = self._unequal(manifest)
         if wrong:
             raise StateMismatchError(
@@ -118,9 +114,31 @@ class Parts:
         """
         if self._restored is None:
             return
-        manifest, tensors = self._restored
-        for part in sorted(self._parts, key=lambda part: part.handler.order):
-            part.handler.restore(part.value, _decode(part, manifest.parts[part.name], tensors))
+        manifest, arrivals = self._restored
+        touched = {path.partition("/")[0] for path in self._unequal(manifest)}
+        # What is streamed is read anew, so only where something has changed; it shows in its bytes.
+        parts = [part for part in self._parts if part.handler.name not in _STREAMED or part.name in touched]
+        self._put(parts, manifest, arrivals)
+
+    def _put(self, parts: Sequence[_Part], manifest: Manifest, arrivals: Arrivals) -> list[str]:
+        """Restore `parts`, and return the settings that were overwritten."""
+        flight = arrivals.flight(self._live_tensors())
+        states = {part.name: _decode(part, manifest.parts[part.name], flight.get) for part in parts}
+        flight.land()
+        changed = []
+        for part in parts:
+            if isinstance(part.handler, ComparesSettings):
+                settings = part.handler.changed_settings(part.value, states[part.name])
+                changed += [f"{part.name}: {line}" for line in settings]
+        for part in sorted(parts, key=lambda part: part.handler.order):
+            part.handler.restore(part.value, states[part.name])
+        return changed
+
+    def _live_tensors(self) -> dict[str, TensorSource]:
+        table = TensorTable()
+        self.encode(table)
+        in_place = {part.name for part in self._parts if part.handler.name in _FILLED_IN_PLACE}
+        return {path: source for path, source in table.sources.items() if path.partition("/")[0] in in_place}
 
     def forget(self) -> None:
         """Let go of the restored bytes: training moves on from here."""
@@ -129,6 +147,17 @@ class Parts:
     def is_as_in(self, manifest: Manifest) -> bool:
         """Tell whether the live state is, byte for byte, what a checkpoint holds."""
         return list(manifest.parts) == self.names and not self._unequal(manifest)
+
+    def _differences(self, manifest: Manifest, arrivals: Arrivals) -> list[str]:
+        found = self._part_differences(manifest)
+        for part in self._parts:
+            entry = manifest.parts.get(part.name)
+            if entry is None or entry.handler != part.handler.name:
+                continue
+            flight = arrivals.flight({})
+            state = _decode(part, entry, flight.get, describes=part.handler.name in _STREAMED)
+            found += [f"{part.name}: {line}" for line in part.handler.differences(part.value, state)]
+        return found + (self._alias_differences(manifest) if not found else [])
 
     def _part_differences(self, manifest: Manifest) -> list[str]:
         live = {part.name: part for part in self._parts}
@@ -163,14 +192,15 @@ class Parts:
         wrong += [
             path
             for path, source in table.sources.items()
-            if path in manifest.tensors and digest(copy_bytes(source)) != manifest.tensors[path].digest
+            if path in manifest.tensors and digest(bytes_of(source)) != manifest.tensors[path].digest
         ]
         return sorted(wrong)
 
 
-def _decode(part: _Part, entry: PartEntry, tensors: Mapping[str, HostTensor]) -> Any:
-    codecs = families.codecs(shares_memory=part.handler.name in _COPYING)
-    return Decoder(tensors.__getitem__, codecs).decode(entry.state)
+def _decode(
+    part: _Part, entry: PartEntry, tensors: Callable[[str], LoadedTensor], *, describes: bool = False
+) -> Any:
+    return Decoder(tensors, families.codecs(describes=describes)).decode(entry.state)
 
 
 def _known(name: str, state: Any, manifest: Manifest) -> Any:

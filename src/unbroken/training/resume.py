@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from unbroken.checkpoint.highlights import learning_rates
@@ -13,32 +14,40 @@ from unbroken.errors import (
     CheckpointNotFoundError,
     DamagedError,
     NotARunError,
+    StorageError,
+    UnbrokenError,
     UsageError,
 )
 from unbroken.rundir import layout
-from unbroken.state.tensors import HostTensor
+from unbroken.rundir.files import read_json, write_json
 
 RESUME_MODES = ("auto", "never", "must")
+# So many attempts may die while they restore a checkpoint; then an older one is tried.
+MAX_DEATHS = 2
+_ASKED_TO_END = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint whose every byte was verified, and what had to be passed over to reach it.
+    """A checkpoint that was restored, every byte verified, and what had to be passed over to reach it.
 
-    `later` are newer ones that the user gave up by naming this one; still in their places.
+    `later` gives the reason for each newer one that will be set aside when this one is restored; they
+    are still in their places. `died` are the attempts that ended while they restored this one.
     """
 
     checkpoint: Checkpoint
-    tensors: dict[str, HostTensor]
+    settings: list[str]
     passed_over: dict[str, str]
-    later: tuple[str, ...] = ()
+    later: dict[str, str] = field(default_factory=dict)
+    died: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
     """What was restored; `passed_over` gives the reason for each newer checkpoint that was not.
 
-    `changed` lists what differs in environment and config since the checkpoint, a line each.
+    `changed` lists what differs in environment and config since the checkpoint, a line each; `died` are
+    the attempts that ended while they restored this one.
     """
 
     checkpoint: str
@@ -51,11 +60,14 @@ class RestoreReport:
     learning_rates: tuple[float, ...]
     passed_over: dict[str, str]
     changed: tuple[str, ...]
+    died: tuple[int, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the report for people, a line each."""
         where = f"inside epoch {self.epoch}" if self.inside_epoch else f"before epoch {self.epoch}"
         lines = [f"resumed from {self.checkpoint} (step {self.step}, {where})"]
+        if self.died:
+            lines.append(f"{_died_of(self.died)}, this time it went well")
         lines += [f"{name} was passed over: {reason}" for name, reason in self.passed_over.items()]
         lines.append(
             f"{', '.join(self.parts)}: {self.tensors} tensors, {self.size_bytes:,} bytes, "
@@ -66,11 +78,12 @@ class RestoreReport:
         return lines + [f"changed since: {line}" for line in self.changed]
 
 
-def choose(store: CheckpointStore, resume: str, run_id: str) -> Candidate | None:
-    """Return the checkpoint to go on from, all its bytes read and verified; None means: begin anew.
+def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restoring) -> Candidate | None:
+    """Restore the checkpoint to go on from, and return it; None means: begin anew.
 
-    With "auto" and "must" a damaged checkpoint goes to quarantine and the next older one is taken. A
-    run whose checkpoints are all damaged never begins anew by itself.
+    With "auto" and "must" a damaged checkpoint goes to quarantine and the next older one is taken. One
+    that two attempts died of is passed over, unless no older one is left. A run whose checkpoints are
+    all damaged never begins anew by itself.
 
     Raises:
         CheckpointNotFoundError: nothing there with "must", or no checkpoint of that name.
@@ -87,17 +100,109 @@ def choose(store: CheckpointStore, resume: str, run_id: str) -> Candidate | None
             )
         return None
     if resume not in RESUME_MODES:
-        return _named(store, resume, run_id)
-    passed_over: dict[str, str] = {}
-    for name in reversed(names):
+        return _named(store, resume, run_id, restoring)
+    search = _Search(store, run_id, restoring)
+    found = search.newest(reversed(names), max_deaths=MAX_DEATHS - 1)
+    if found is not None:
+        return replace(found, later={name: _died_of(died) for name, died in search.suspects.items()})
+    # Nothing else is left to go on from, so to pass them over would help nobody.
+    found = search.newest(list(search.suspects), max_deaths=None)
+    if found is None:
+        _check_begin(store, resume, search.passed_over)
+    return found
+
+
+class _Search:
+    """Looks for the newest checkpoint that can be restored, and sets aside what is damaged on the way.
+
+    `suspects` are intact but were passed over, with the attempts that died of them; newest first.
+    """
+
+    def __init__(self, store: CheckpointStore, run_id: str, restoring: Restoring) -> None:
+        self.passed_over: dict[str, str] = {}
+        self.suspects: dict[str, tuple[int, ...]] = {}
+        self._store = store
+        self._run_id = run_id
+        self._restoring = restoring
+        self._deaths = _deaths(restoring.run_directory)
+
+    def newest(self, names: Iterable[str], *, max_deaths: int | None) -> Candidate | None:
+        """Restore the first of `names` that is intact and that at most `max_deaths` attempts died of."""
+        for name in names:
+            try:
+                checkpoint = self._store.get(name)
+                _check_owner(checkpoint, self._run_id)
+                died = self._deaths.get(_mark(checkpoint), ())
+                if max_deaths is not None and len(died) > max_deaths:
+                    self.suspects[name] = died
+                    continue
+                settings = self._restoring.do(checkpoint)
+                return Candidate(checkpoint, settings, self.passed_over, died=died)
+            except DamagedError as error:
+                place = self._store.quarantine(name, error.message)
+                self.passed_over[name] = f"{error.message}; now in {place}"
+        return None
+
+
+class Restoring:
+    """Restores checkpoints by `act`, and leaves a record of it in case this process dies of that."""
+
+    def __init__(self, attempt_directory: Path, act: Callable[[Checkpoint], list[str]]) -> None:
+        self.run_directory = attempt_directory.parents[1]
+        self._record = attempt_directory / layout.RESTORING_FILE
+        self._act = act
+
+    def do(self, checkpoint: Checkpoint) -> list[str]:
+        """Return what `act` returns. If the process dies in it, the record of that stays behind.
+
+        An exception is no death: it shows what is wrong, and the script may be to blame for it.
+        """
+        name, created = _mark(checkpoint)
+        write_json(self._record, {"checkpoint": name, "created": created})
         try:
-            checkpoint = store.get(name)
-            _check_owner(checkpoint, run_id)
-            return Candidate(checkpoint, checkpoint.load_tensors(), passed_over)
-        except DamagedError as error:
-            passed_over[name] = f"{error.message}; now in {store.quarantine(name, error.message)}"
-    _check_begin(store, resume, passed_over)
-    return None
+            found = self._act(checkpoint)
+        except BaseException as error:
+            self._record.unlink(missing_ok=True)
+            if not isinstance(error, UnbrokenError):
+                error.add_note(f"while {name} was restored")
+            raise
+        # Something can be restored: what this and earlier attempts died of is settled.
+        for number in layout.attempts(self.run_directory):
+            place = layout.attempt_directory(self.run_directory, number)
+            (place / layout.RESTORING_FILE).unlink(missing_ok=True)
+        return found
+
+
+def _mark(checkpoint: Checkpoint) -> tuple[str, str]:
+    # The name alone would not do: steps that are counted again give it to another checkpoint.
+    return checkpoint.name, checkpoint.manifest.created
+
+
+def _deaths(run_directory: Path) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return which attempts died while they restored a checkpoint, by its name and time."""
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for number in layout.attempts(run_directory):
+        attempt = layout.attempt_directory(run_directory, number)
+        record = _record(attempt / layout.RESTORING_FILE)
+        # Who was asked to end did not die of what it was restoring.
+        if record and (_record(attempt / layout.EXIT_FILE) or {}).get("signal") not in _ASKED_TO_END:
+            mark = (str(record.get("checkpoint")), str(record.get("created")))
+            found[mark] = (*found.get(mark, ()), number)
+    return found
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except StorageError:
+        # Bytes that cannot be read accuse no checkpoint in particular.
+        return None
+
+
+def _died_of(died: Sequence[int]) -> str:
+    if len(died) == 1:
+        return f"attempt {died[0]} died while it restored it"
+    return f"attempts {', '.join(map(str, died))} died while they restored it"
 
 
 def _check_begin(store: CheckpointStore, resume: str, passed_over: Mapping[str, str]) -> None:
@@ -117,7 +222,7 @@ def _check_begin(store: CheckpointStore, resume: str, passed_over: Mapping[str, 
         )
 
 
-def _named(store: CheckpointStore, name: str, run_id: str) -> Candidate:
+def _named(store: CheckpointStore, name: str, run_id: str, restoring: Restoring) -> Candidate:
     if os.environ.get(layout.ATTEMPT_VARIABLE) is not None:
         raise UsageError(
             f"Run: expected resume='auto' or 'must' under `unbroken run`, found {name!r}",
@@ -126,8 +231,9 @@ def _named(store: CheckpointStore, name: str, run_id: str) -> Candidate:
     checkpoint = store.get(name)
     _check_owner(checkpoint, run_id)
     names = store.names()
-    later = tuple(names[names.index(name) + 1 :])
-    return Candidate(checkpoint, checkpoint.load_tensors(), {}, later)
+    reason = f"set aside: the run was continued from {name} on request"
+    later = dict.fromkeys(names[names.index(name) + 1 :], reason)
+    return Candidate(checkpoint, restoring.do(checkpoint), {}, later)
 
 
 def set_later_aside(store: CheckpointStore, candidate: Candidate) -> None:
@@ -135,8 +241,7 @@ def set_later_aside(store: CheckpointStore, candidate: Candidate) -> None:
 
     Steps will be counted again from here, and would meet their names.
     """
-    for name in candidate.later:
-        reason = f"set aside: the run was continued from {candidate.checkpoint.name} on request"
+    for name, reason in candidate.later.items():
         candidate.passed_over[name] = f"{reason}; now in {store.quarantine(name, reason)}"
 
 
@@ -155,11 +260,10 @@ def report(
     environment: Mapping[str, Any],
     config: Any,
     parts: Sequence[str],
-    settings: Sequence[str],
 ) -> RestoreReport:
     """Return the report on a restored checkpoint.
 
-    `environment` and `config` are those of now, encoded; `settings` says what the checkpoint overwrote.
+    `environment` and `config` are those of now, encoded.
     """
     manifest = candidate.checkpoint.manifest
     return RestoreReport(
@@ -172,8 +276,9 @@ def report(
         size_bytes=manifest.size_bytes,
         learning_rates=learning_rates(entry.state for entry in manifest.parts.values()),
         passed_over=candidate.passed_over,
+        died=candidate.died,
         changed=(
-            *settings,
+            *candidate.settings,
             *_changes("", manifest.environment, environment),
             *_changes("config", manifest.config, config),
         ),

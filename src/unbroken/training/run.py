@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -14,20 +11,23 @@ from typing import Any, NoReturn, Self
 from unbroken.checkpoint.manifest import Position as SavedPosition
 from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
 from unbroken.checkpoint.snapshot import Description
-from unbroken.checkpoint.store import CheckpointStore
+from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import SaveFailedError, UnbrokenError, UsageError
 from unbroken.rundir.last_words import LastWords
+from unbroken.rundir.tell import tell
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training import families, resume
 from unbroken.training.arguments import encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.exit_codes import install_exit_codes
+from unbroken.training.full_disk import FullDisk, FullDiskPolicy
 from unbroken.training.parts import Parts
 from unbroken.training.position import Batches, Position
 from unbroken.training.preemption import Requests, StopRequested
-from unbroken.training.save_policy import EveryMinutes, Progress, SavePolicy
+from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
+from unbroken.training.saves import Saves
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
 DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
@@ -50,6 +50,11 @@ class Run:
     of a checkpoint. `config` is kept in every checkpoint, and a change of it is reported. `handlers`
     are asked before our own how the state of a part is taken out and put back.
 
+    Checkpoints are written beside training; with `background=False` training waits for each. `snapshot`
+    says when to copy the state to memory that outlives this process: should it be killed or crash, the
+    newest copy becomes a checkpoint. `full_disk` says what to do while the disk is full: "pause"
+    training until there is space, "go-on" without saving, or "fail".
+
     A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
     `unbroken stop` asks to stop: the loop is then left by SystemExit with code 75.
 
@@ -59,14 +64,17 @@ class Run:
 
     restored: resume.RestoreReport | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own that a user may set by its name
         self,
         directory: str | os.PathLike[str] | None = None,
         *,
         save: Sequence[SavePolicy] = DEFAULT_SAVE,
         keep: Sequence[RetentionPolicy] = DEFAULT_KEEP,
+        snapshot: Sequence[SavePolicy] = (),
         resume: str = "auto",
         config: object = None,
+        background: bool = True,
+        full_disk: FullDiskPolicy = "pause",
         handlers: Sequence[StateHandler] = (),
         **parts: Any,
     ) -> None:
@@ -74,6 +82,11 @@ class Run:
         self.directory = run_directory(directory)
         self.step_count = 0
         self._save_policies = policies("save", save)
+        self._snapshot_policies = policies("snapshot", snapshot)
+        self._in_background = background
+        self._full_disk = FullDisk(
+            full_disk, beat=self._beat, tell=tell, is_asked_to_stop=self._is_asked_to_stop
+        )
         self._keep = policies("keep", keep)
         self._resume = resume
         self._config = plain(config, "config")
@@ -84,7 +97,6 @@ class Run:
         self._entered = False
         self._epochs_begun = False
         self._boundary_due = False
-        self._save_wanted = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
@@ -99,8 +111,18 @@ class Run:
             self.directory,
             self._attempt.journal,
             run_id=self._attempt.run.run_id,
+            attempt=self._attempt.number,
             keep=self._keep,
-            may_commit=self._attempt.may_commit,
+            keeps_snapshots=bool(self._snapshot_policies),
+            full_disk=self._full_disk,
+        )
+        self._saves = Saves(
+            self._saver,
+            self._captured,
+            policies=self._save_policies,
+            snapshots=self._snapshot_policies,
+            in_background=self._in_background,
+            beat=self._beat,
         )
         self._requests = Requests(self.directory)
         try:
@@ -202,7 +224,7 @@ class Run:
     def save(self) -> None:
         """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
-        self._save_wanted = True
+        self._saves.wanted = True
         self._when_whole()
 
     def _when_whole(self) -> None:
@@ -216,7 +238,8 @@ class Run:
         if self._boundary_due:
             self._at_boundary()
 
-    def _save_now(self) -> None:
+    def _captured(self) -> tuple[Description, TensorTable]:
+        """Return the state of now in words, and the live tensors that belong to it."""
         position = self._position
         position.check_whole()
         passes, still_open = position.passes()
@@ -239,10 +262,7 @@ class Run:
             config=self._config,
             environment=self._environment,
         )
-        self._beat("saving")
-        self._saver.save(description, table)
-        self._beat("training")
-        self._saved_here()
+        return description, table
 
     def _begin(self) -> None:
         attempt = self._attempt
@@ -252,26 +272,24 @@ class Run:
         self._environment: dict[str, Any] = {
             name: plain(value, f"environment/{name}") for name, value in families.environment().items()
         }
-        candidate = resume.choose(store, self._resume, attempt.run.run_id)
+        restoring = resume.Restoring(attempt.directory, self._restore)
+        candidate = resume.choose(store, self._resume, attempt.run.run_id, restoring)
         if candidate is None:
             lines = [f"run {attempt.run.name} begins in {self.directory}"]
         else:
             manifest = candidate.checkpoint.manifest
-            settings = self._parts.restore(manifest, candidate.tensors)
-            self._restore_position(manifest.position, candidate)
             self.step_count = manifest.step
             self._metrics = dict(manifest.metrics)
-            self._saver.newest = candidate.checkpoint
+            self._saver.begin_from(candidate.checkpoint)
             resume.set_later_aside(store, candidate)
             self.restored = resume.report(
                 candidate,
                 environment=self._environment,
                 config=self._config,
                 parts=self._parts.names,
-                settings=settings,
             )
             lines = self.restored.lines()
-        self._saved_here()
+        self._saves.taken(*self._progress())
         attempt.journal.append(
             "began",
             step=self.step_count,
@@ -281,14 +299,18 @@ class Run:
             report=lines,
         )
         attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.newest_name))
-        _tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
+        tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
-            _tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
+            tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._beat("training")
 
-    def _restore_position(self, saved: SavedPosition, candidate: resume.Candidate) -> None:
-        loaders = Decoder(candidate.tensors.__getitem__).decode(saved.loaders)
+    def _restore(self, checkpoint: Checkpoint) -> list[str]:
+        settings = self._parts.restore(checkpoint)
+        saved = checkpoint.manifest.position
+        paths = [path for path in checkpoint.manifest.tensors if path.startswith("position/")]
+        loaders = Decoder(checkpoint.load_tensors(paths).__getitem__).decode(saved.loaders)
         self._position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
+        return settings
 
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
@@ -297,47 +319,34 @@ class Run:
         reason = self._requests.stop_reason()
         if reason is not None:
             self._leave(reason)
-        if self._is_save_due():
-            self._save_now()
-
-    def _is_save_due(self) -> bool:
         is_of_this_state = self._position.is_in_pass or not self._position.inside_epoch
-        if self._save_wanted or (self._best_recorded and is_of_this_state):
-            return True
-        progress = Progress(
-            step=self.step_count,
-            saved_step=self._saved_step,
-            epochs=self._position.epoch,
-            saved_epochs=self._saved_epochs,
-            seconds_since_save=time.monotonic() - self._saved_at,
-        )
-        due = any(policy.is_due(progress) for policy in self._save_policies)
-        return self._requests.take_save() or due
+        if self._requests.take_save() or (self._best_recorded and is_of_this_state):
+            self._saves.wanted = True
+        if self._saves.take_if_due(*self._progress()):
+            self._best_recorded = False
 
-    def _saved_here(self) -> None:
-        self._saved_step = self.step_count
-        self._saved_epochs = self._position.epoch
-        self._saved_at = time.monotonic()
-        self._best_recorded = self._save_wanted = False
+    def _progress(self) -> tuple[int, int]:
+        return self.step_count, self._position.epoch
 
     def _save_finally(self) -> None:
         """Commit the state of now, unless the newest checkpoint holds exactly this one."""
         self._saver.wait()
-        newest = None if self._saver.newest is None else self._saver.newest.manifest
+        checkpoint = self._saver.newest()
+        newest = None if checkpoint is None else checkpoint.manifest
         here = (self.step_count, self._position.epoch, self._position.inside_epoch, self._metrics)
         if (
             newest is None
             or here != (newest.step, newest.position.epoch, newest.position.inside_epoch, newest.metrics)
             or not self._parts.is_as_in(newest)
         ):
-            self._save_now()
-        self._saver.wait()
+            self._saves.save(*self._progress())
+        self._saver.wait_for_the_last()
 
     def _leave(self, reason: str) -> NoReturn:
         self._beat("stopping")
         self._save_finally()
         self._attempt.say(self._words("stopped", reason))
-        _tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.newest_name}")
+        tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.newest_name}")
         raise StopRequested(reason)
 
     def _complete(self) -> None:
@@ -348,11 +357,11 @@ class Run:
             raise
         self._beat("done")
         self._attempt.say(self._words("completed", "the training loop ended"))
-        _tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
+        tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
 
     def _fail(self, error: BaseException) -> None:
         try:
-            self._saver.wait()
+            self._saver.write_left()
         except SaveFailedError as failed:
             # What left the block is the news.
             error.add_note(f"and {failed.message}")
@@ -363,14 +372,18 @@ class Run:
             ending=ending, step=self.step_count, checkpoint=self._saver.newest_name, reason=reason
         )
 
-    def _newest_step(self) -> int:
-        return -1 if self._saver.newest is None else self._saver.newest.step
+    def _is_asked_to_stop(self) -> bool:
+        return self._requests.stop_reason() is not None
 
     def _log(self, kind: str, metrics: dict[str, int | float]) -> None:
-        self._attempt.journal.append(kind, step=self.step_count, epoch=self._position.epoch, metrics=metrics)
+        epoch = self._position.epoch
+        self._full_disk.write(
+            lambda: self._attempt.journal.append(kind, step=self.step_count, epoch=epoch, metrics=metrics),
+            "the journal",
+        )
 
     def _beat(self, phase: str) -> None:
-        self._attempt.beat(phase, self.step_count, self._newest_step())
+        self._attempt.beat(phase, self.step_count, self._saver.newest_step)
 
     def _close(self) -> None:
         self._requests.remove()
@@ -383,10 +396,3 @@ class Run:
                 f"run.{method}: expected to be inside the `with` block of the run",
                 hint="write `with unbroken.Run(...) as run:` around the training loop",
             )
-
-
-def _tell(*lines: str) -> None:
-    # A closed terminal or pipe must not end a run, least of all one that has just saved its state.
-    with suppress(OSError, ValueError):
-        for line in lines:
-            print(f"unbroken: {line}", file=sys.stderr, flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +67,28 @@ class EveryMinutes:
 
     def is_due(self, progress: Progress) -> bool:
         return progress.seconds_since_save >= 60 * self.minutes
+
+
+class Due:
+    """Whether one of `policies` wants the state of now, given when it last got one."""
+
+    def __init__(self, policies: Sequence[SavePolicy]) -> None:
+        self._policies = tuple(policies)
+        self.taken(0, 0)
+
+    def taken(self, step: int, epochs: int) -> None:
+        """Note that the state at `step`, after `epochs` whole epochs, was taken just now."""
+        self._step, self._epochs, self._at = step, epochs, time.monotonic()
+
+    def is_due(self, step: int, epochs: int) -> bool:
+        progress = Progress(
+            step=step,
+            saved_step=self._step,
+            epochs=epochs,
+            saved_epochs=self._epochs,
+            seconds_since_save=time.monotonic() - self._at,
+        )
+        return any(policy.is_due(progress) for policy in self._policies)
 
 
 def _positive(policy: str, value: float) -> None:

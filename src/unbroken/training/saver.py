@@ -1,28 +1,30 @@
-"""Saving beside training: the state is copied at once, digested and written by a thread."""
+"""Saving beside training: the state is copied at once; another process digests and writes it."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from unbroken.checkpoint.retention import RetentionPolicy
-from unbroken.checkpoint.snapshot import Description, HostBuffers, Snapshot, capture
+from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
-from unbroken.errors import SaveFailedError, UnbrokenError
-from unbroken.rundir import layout
+from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError
+from unbroken.handover.client import Writer, start_writer
+from unbroken.handover.committer import Committed
+from unbroken.handover.slots import Slot
 from unbroken.rundir.journal import Journal
+from unbroken.rundir.latest import point_latest
 from unbroken.state.tree import TensorTable
+from unbroken.training.full_disk import FullDisk
 
 
 class Saver:
     """Writes one checkpoint at a time; a second one waits for the first.
 
-    `may_commit` is called just before a checkpoint becomes visible, and raises if this process must
-    not write any more.
+    Each state goes to a slot of shared memory first. With `keeps_snapshots` there are two, and `snapshot`
+    fills the one that is free: should this process die, the newest whole one becomes a checkpoint.
     """
 
     def __init__(
@@ -31,24 +33,48 @@ class Saver:
         journal: Journal,
         *,
         run_id: str,
+        attempt: int,
         keep: Sequence[RetentionPolicy],
-        may_commit: Callable[[], None],
+        keeps_snapshots: bool,
+        full_disk: FullDisk,
     ) -> None:
-        self.newest: Checkpoint | None = None
         self._directory = directory
         self._store = CheckpointStore(directory)
         self._journal = journal
         self._run_id = run_id
         self._keep = tuple(keep)
-        self._may_commit = may_commit
-        self._buffers = HostBuffers()
+        self._full_disk = full_disk
+        self._attempt = attempt
+        self._writer: Writer | None = None
+        self._slots = [Slot() for _ in range(2 if keeps_snapshots else 1)]
+        self._sequence = 0
+        self._committed_sequence = 0
+        self._newest: Committed | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unbroken-saver")
-        self._in_flight: Future[None] | None = None
+        self._in_flight: tuple[Slot, Future[bool]] | None = None
 
     @property
     def newest_name(self) -> str | None:
         """The name of the newest committed checkpoint."""
-        return None if self.newest is None else self.newest.name
+        return None if self._newest is None else self._newest.name
+
+    @property
+    def newest_step(self) -> int:
+        """Its step, or -1 if there is none."""
+        return -1 if self._newest is None else self._newest.step
+
+    @property
+    def is_writing(self) -> bool:
+        """True while a checkpoint is being written in the background."""
+        return self._in_flight is not None and not self._in_flight[1].done()
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest committed checkpoint, its manifest read and verified."""
+        return None if self._newest is None else self._store.get(self._newest.name)
+
+    def begin_from(self, checkpoint: Checkpoint) -> None:
+        """Take over the checkpoint that this attempt was restored from."""
+        self._newest = Committed(name=checkpoint.name, step=checkpoint.step)
 
     def save(self, description: Description, table: TensorTable) -> None:
         """Capture the state now and write it in the background.
@@ -56,65 +82,126 @@ class Saver:
         Raises SaveFailedError if the save before this one failed.
         """
         self.wait()
-        # The buffers are free: the save that used them has ended.
-        described = dataclasses.replace(description, parent=self.newest_name)
-        snapshot = capture(described, table, self._buffers)
-        self._in_flight = self._thread.submit(self._write, snapshot)
+        slot = self._free_slot()
+        self._fill(slot, description, table)
+        self._in_flight = slot, self._thread.submit(self._write, slot)
+
+    def snapshot(self, description: Description, table: TensorTable) -> bool:
+        """Capture the state now, to be written only if this process dies.
+
+        Returns False, and does nothing, where that would overwrite the newest whole one: one slot is being
+        written, the other holds a snapshot that is newer.
+        """
+        self.raise_failure()
+        slot = self._free_slot()
+        if self._in_flight is not None and slot.sequence > self._committed_sequence:
+            return False
+        self._fill(slot, description, table)
+        return True
 
     def raise_failure(self) -> None:
-        """Raise SaveFailedError if the save in the background has failed; never waits."""
-        if self._in_flight is not None and self._in_flight.done():
+        """Raise SaveFailedError if the save in the background has failed; waits only for a full disk."""
+        if self._in_flight is not None and self._in_flight[1].done():
             self.wait()
 
-    def wait(self) -> None:
-        """Return when nothing is being written. Raises SaveFailedError if the save has failed."""
-        future, self._in_flight = self._in_flight, None
-        if future is None:
-            return
+    def wait(self) -> bool:
+        """Return when nothing is being written: False if the last save was given up for a full disk.
+
+        Raises SaveFailedError if it has failed.
+        """
+        if self._in_flight is None:
+            return True
+        slot, future = self._in_flight
+        self._in_flight = None
         try:
-            future.result()
+            try:
+                future.result()
+            except StorageFullError as error:
+                # The slot still holds the state: what is tried again is the writing alone.
+                return bool(self._full_disk.after(error, lambda: self._write(slot), "a checkpoint"))
         except SaveFailedError:
             raise
         except (UnbrokenError, OSError) as error:
             hint = error.hint if isinstance(error, UnbrokenError) else "check the disk and the mount"
             raise SaveFailedError(f"a checkpoint could not be written: {error}", hint=hint) from error
+        return True
+
+    def wait_for_the_last(self) -> None:
+        """The same at the end of training, where to go on without saving would lose the state."""
+        if not self.wait():
+            raise SaveFailedError(
+                f"{self._directory}: the last state could not be saved, the disk is full",
+                hint="free space, then start the run again: it goes on from the last checkpoint",
+            )
+
+    def write_left(self) -> None:
+        """Make a checkpoint of the newest snapshot, if it is newer than all checkpoints."""
+        self.wait()
+        newest = max(self._slots, key=lambda slot: slot.sequence)
+        if newest.sequence > self._committed_sequence:
+            self._in_flight = newest, self._thread.submit(self._write, newest)
+            self.wait()
 
     def close(self) -> None:
-        """End the thread; what is being written is finished first."""
+        """End thread and process; what is being written is finished first."""
         self._thread.shutdown(wait=True)
+        if self._writer is not None:
+            self._writer.close()
+        for slot in self._slots:
+            slot.close()
 
-    def _write(self, snapshot: Snapshot) -> None:
-        step = snapshot.description.step
+    def _free_slot(self) -> Slot:
+        """Return the slot whose state is needed least: not the one being written, and of two the older."""
+        free = [slot for slot in self._slots if self._in_flight is None or slot is not self._in_flight[0]]
+        return min(free or self._slots, key=lambda slot: slot.sequence)
+
+    def _fill(self, slot: Slot, description: Description, table: TensorTable) -> None:
+        self._sequence += 1
+        described = dataclasses.replace(description, parent=self.newest_name)
+        slot.fill(described, table, self._sequence)
+        if self._writer is None:
+            self._writer = start_writer(
+                self._directory,
+                self._attempt,
+                size_bytes=slot.size_bytes,
+                outlives=len(self._slots) > 1,
+            )
+        self._writer.share(slot)
+
+    def _write(self, slot: Slot) -> bool:
+        """Let the process write, then say so and prune; True when that is done. In the thread."""
+        writer = self._writer
+        assert writer is not None, "asked to write before anything was captured"
         try:
-            self.newest = checkpoint = self._store.save(snapshot, before_commit=self._may_commit)
+            committed = writer.commit(slot)
         except UnbrokenError as error:
-            self._journal.append("save-failed", step=step, error=error.kind, message=error.message)
+            self._note("save-failed", error=error.kind, message=error.message)
             raise
-        self._journal.append("saved", step=step, checkpoint=checkpoint.name)
-        self._journal.sync()
-        self._point_latest(checkpoint.name)
-        self._prune(checkpoint)
+        self._newest = committed
+        self._committed_sequence = max(self._committed_sequence, slot.sequence)
+        self._note("saved", step=committed.step, checkpoint=committed.name)
+        point_latest(self._directory, committed.name)
+        self._prune(committed, writer)
+        return True
 
-    def _prune(self, newest: Checkpoint) -> None:
+    def _note(self, kind: str, **fields: object) -> None:
+        try:
+            self._journal.append(kind, **fields)
+            self._journal.sync()
+        except StorageFullError as error:
+            # The checkpoint is what counts; the journal is for people.
+            self._full_disk.lose(error, f"the event {kind!r}")
+
+    def _prune(self, newest: Committed, writer: Writer) -> None:
         if not self._keep:
             return
         try:
-            plan = self._store.prune(self._keep, run_id=self._run_id)
+            plan = self._store.prune(self._keep, run_id=self._run_id, is_intact=writer.is_intact)
         except UnbrokenError as error:
-            self._journal.append("prune-failed", checkpoint=newest.name, message=error.message)
+            self._note("prune-failed", checkpoint=newest.name, message=error.message)
             raise SaveFailedError(
                 f"{newest.name} is saved, but older checkpoints could not be pruned: {error.message}",
                 hint=error.hint,
             ) from error
         for name, reason in plan.pruned.items():
-            self._journal.append("pruned", checkpoint=name, reason=reason)
-
-    def _point_latest(self, name: str) -> None:
-        link = self._directory / layout.LATEST_LINK
-        # One name for all: what a killed process left is replaced by the next, not kept for ever.
-        temporary = link.with_name(f".{layout.LATEST_LINK}-new")
-        # A convenience for people: a file system without symbolic links does without it.
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            temporary.symlink_to(f"{layout.CHECKPOINTS}/{name}")
-            os.replace(temporary, link)
+            self._note("pruned", checkpoint=name, reason=reason)

@@ -16,9 +16,9 @@ from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import LeafCodec
 
 
-def codec(*, shares_memory: bool) -> LeafCodec:
-    """Return the codec for torch values; with `shares_memory` loaded tensors are views, not copies."""
-    return TorchCodec(shares_memory=shares_memory)
+def codec(*, describes: bool) -> LeafCodec:
+    """Return the codec for torch values; with `describes` loaded tensors have a dtype and a shape only."""
+    return TorchCodec(describes=describes)
 
 
 def handlers(parts: Mapping[str, object]) -> list[StateHandler]:

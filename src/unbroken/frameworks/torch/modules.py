@@ -33,7 +33,8 @@ class ModuleHandler:
             "frozen": [name for name, parameter in _parameters(module) if not parameter.requires_grad],
             "evaluating": [name for name, inner in _modules(module) if not inner.training],
         }
-        tensors = {canonical_name(name): item for name, item in module.state_dict().items()}
+        # Not detached: what is frozen shows only on the parameters themselves.
+        tensors = {canonical_name(name): item for name, item in module.state_dict(keep_vars=True).items()}
         return {**tensors, _FLAGS: flags}
 
     def differences(self, value: Any, state: Any) -> list[str]:

@@ -140,11 +140,11 @@ def _place(key: str, item: Any, parameter: torch.Tensor, optimizer: torch.optim.
     if type(item) is dict:
         return {name: _place(key, element, parameter, optimizer) for name, element in item.items()}
     if not isinstance(item, torch.Tensor):
-        # No tensor may stay one of those given, which lie in the bytes that were read.
         return copy.deepcopy(item)
     if key == "step" and not _steps_on_device(parameter, optimizer):
-        return item.clone()
-    return item.to(device=parameter.device, copy=True)
+        return item
+    # Taken over, not copied, where it is there already: it was loaded for this and belongs to nobody else.
+    return item.to(device=parameter.device)
 
 
 def _steps_on_device(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> bool:

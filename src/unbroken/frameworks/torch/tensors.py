@@ -9,7 +9,7 @@ import torch
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.state.handlers import ORDER_VALUE
-from unbroken.state.tensors import HostTensor, TensorSource
+from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, memory_at
 from unbroken.state.tree import Json
 
 _NAMES = {
@@ -40,7 +40,7 @@ class TorchTensor(TensorSource):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         _refuse_unkeepable(tensor)
-        self._tensor = tensor.detach()
+        self._tensor = tensor
         self.dtype = _NAMES[tensor.dtype]
         self.shape = tuple(tensor.shape)
 
@@ -53,9 +53,24 @@ class TorchTensor(TensorSource):
         bits = (tensor.is_conj(), tensor.is_neg())
         return ("torch", tensor.device, tensor.data_ptr(), self.shape, tensor.stride(), tensor.dtype, bits)
 
+    @property
+    def address(self) -> int | None:
+        tensor = self._tensor
+        if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            return None
+        return tensor.data_ptr()
+
+    @property
+    def is_frozen(self) -> bool:
+        return type(self._tensor) is torch.nn.Parameter and not self._tensor.requires_grad
+
+    def detached(self) -> torch.Tensor:
+        """Return the tensor outside of the graph, with the same memory."""
+        return self._tensor.detach()
+
     def copy_to(self, target: memoryview) -> None:
         image = torch.frombuffer(target, dtype=torch.uint8).view(self._tensor.dtype).view(self.shape)
-        image.copy_(self._tensor)
+        image.copy_(self._tensor.detach())
 
 
 class TorchCodec:
@@ -63,9 +78,9 @@ class TorchCodec:
 
     root = "torch"
 
-    def __init__(self, *, shares_memory: bool = False) -> None:
-        # For handlers that copy out of what they are given: a second copy of a large model costs.
-        self._shares_memory = shares_memory
+    def __init__(self, *, describes: bool = False) -> None:
+        # For comparing what is loaded with what is there: dtype and shape, and no memory at all.
+        self._describes = describes
 
     def encode(self, value: object) -> TorchTensor | Json:
         if isinstance(value, torch.Tensor):
@@ -81,12 +96,15 @@ class TorchCodec:
             hint="make it a part of its own, by a keyword of Run",
         )
 
-    def decode_tensor(self, tensor: HostTensor) -> object:
+    def decode_tensor(self, tensor: LoadedTensor) -> object:
+        dtype = _DTYPES[tensor.dtype]
+        if self._describes:
+            return torch.empty(tensor.shape, dtype=dtype, device="meta")
+        if isinstance(tensor, AwaitedTensor):
+            return tensor.made if tensor.made is not None else _await(tensor, dtype)
         if not tensor.data.nbytes:
-            return torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype])
-        view = torch.frombuffer(tensor.data, dtype=torch.uint8)
-        view = view.view(_DTYPES[tensor.dtype]).view(tensor.shape)
-        return view if self._shares_memory else view.clone()
+            return torch.empty(tensor.shape, dtype=dtype)
+        return torch.frombuffer(tensor.data, dtype=torch.uint8).view(dtype).view(tensor.shape).clone()
 
     def decode_value(self, value: Json) -> object:
         assert isinstance(value, dict)
@@ -107,6 +125,23 @@ class TorchCodec:
             with torch.no_grad():
                 live.copy_(loaded)  # type: ignore[attr-defined]
         return fits
+
+
+def _await(awaited: AwaitedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor whose memory will receive the bytes: the live one where it can, or a new one."""
+    live = awaited.live
+    if isinstance(live, TorchTensor) and (live.dtype, live.shape) == (awaited.dtype, awaited.shape):
+        tensor, address = live.detached(), live.address
+    else:
+        tensor, address = None, None
+    if tensor is None or address is None:
+        # Allocated by torch: where memory is aligned otherwise, some kernels add in another order.
+        tensor = torch.empty(awaited.shape, dtype=dtype)
+        address = tensor.data_ptr()
+    if tensor.numel():
+        awaited.memory = memory_at(address, tensor.numel() * tensor.element_size())
+    awaited.made = tensor
+    return tensor
 
 
 class TensorHandler:
@@ -150,7 +185,11 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _refuse_unkeepable(tensor: torch.Tensor) -> None:
     problem = None
-    if torch.nn.parameter.is_lazy(tensor):
+    is_lazy = torch.nn.parameter.is_lazy(tensor)
+    if tensor.dtype in _NAMES and tensor.layout is torch.strided and tensor.is_cpu and not is_lazy:
+        # Asked for at every leaf of a state: nearly all of them are of this kind.
+        return
+    if is_lazy:
         problem, hint = "not initialised yet", "run one forward pass before the run starts"
     elif tensor.is_meta:
         problem, hint = "on the meta device", "materialise the model before the run starts"

@@ -1,0 +1,62 @@
+"""Where everything of a snapshot lies in memory: one piece, in which each shard is already its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unbroken.checkpoint.container import PAGE_BYTES, ShardPlan, plan_shard
+from unbroken.errors import UnsupportedStateError
+from unbroken.rundir import layout
+from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
+
+# A part with less than this shares one file with the other small ones: each file costs an fsync.
+_OWN_SHARD_BYTES = 1 << 20
+_SMALL_PARTS = "state"
+_FROZEN = "-frozen"
+
+_Signature = list[tuple[str, str, tuple[int, ...], bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePlan:
+    """The layout for tensors of one `signature`: the shard `file` begins at `starts[file]`, on a page."""
+
+    signature: _Signature
+    shards: list[ShardPlan]
+    starts: dict[str, int]
+    size_bytes: int
+
+
+def plan_image(tensors: Mapping[str, TensorSource], known: ImagePlan | None = None) -> ImagePlan:
+    """Return the layout for `tensors`; it is `known`, if that was made for tensors like these.
+
+    Raises UnsupportedStateError for a dtype that has no place in a file.
+    """
+    signature = [(path, found.dtype, found.shape, found.is_frozen) for path, found in tensors.items()]
+    if known is not None and known.signature == signature:
+        return known
+    shards = _plan_shards(tensors)
+    starts, end = {}, 0
+    for shard in shards:
+        starts[shard.file] = end
+        end += -(-shard.size_bytes // PAGE_BYTES) * PAGE_BYTES
+    return ImagePlan(signature=signature, shards=shards, starts=starts, size_bytes=end)
+
+
+def _plan_shards(tensors: Mapping[str, TensorSource]) -> list[ShardPlan]:
+    """One shard for each large part, what is frozen in it apart; one for all the small ones."""
+    by_part: dict[str, dict[str, TensorSource]] = {}
+    for path, tensor in tensors.items():
+        if tensor.dtype not in ITEM_BYTES:
+            raise UnsupportedStateError(
+                f"{path}: dtype {tensor.dtype} has no place in the safetensors format",
+                hint="convert the tensor to a dtype that has, or keep it out of the state",
+            )
+        part = path.partition("/")[0] + (_FROZEN if tensor.is_frozen else "")
+        by_part.setdefault(part, {})[path] = tensor
+    groups: dict[str, dict[str, TensorSource]] = {}
+    for part, members in by_part.items():
+        total = sum(size_bytes(tensor.dtype, tensor.shape) for tensor in members.values())
+        groups.setdefault(part if total >= _OWN_SHARD_BYTES else _SMALL_PARTS, {}).update(members)
+    return [plan_shard(layout.shard_name(group), members) for group, members in sorted(groups.items())]

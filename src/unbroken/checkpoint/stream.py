@@ -1,0 +1,118 @@
+"""Reading the tensors of a shard piece by piece, each held against its digest while it is hot.
+
+What is large goes straight to where it belongs and is digested there; what is small is read together
+with its neighbours. No thread needs more memory than one piece.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+from blake3 import blake3
+
+from unbroken.checkpoint.digest import digest
+from unbroken.checkpoint.manifest import TensorEntry
+from unbroken.storage.base import Storage
+
+_PIECE_BYTES = 8 << 20
+_THREADS = 4
+
+Members = list[tuple[str, TensorEntry]]
+
+
+def stream_tensors(
+    storage: Storage, key: str, members: Mapping[str, TensorEntry], into: Mapping[str, memoryview]
+) -> list[str]:
+    """Read the tensors `members` of the shard `key` and return those that are not what was saved.
+
+    The bytes of a tensor go to its memory in `into`, where it has one, also when they are damaged.
+    Raises StorageError when the storage fails.
+    """
+    groups = _groups(members)
+    reading = _Reading(storage, key, into, are_few=len(groups) < _THREADS)
+    reading.run(groups)
+    return sorted(reading.damaged)
+
+
+def _groups(members: Mapping[str, TensorEntry]) -> list[Members]:
+    """Neighbours that fit into one piece together; a larger tensor alone. The largest come first."""
+    groups: list[Members] = []
+    first, room = 0, -1
+    for path, entry in sorted(members.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
+        end = entry.offset + entry.size_bytes
+        if end - first > room:
+            groups.append([])
+            first, room = entry.offset, _PIECE_BYTES
+        groups[-1].append((path, entry))
+    return sorted(groups, key=_size, reverse=True)
+
+
+def _size(group: Members) -> int:
+    return group[-1][1].offset + group[-1][1].size_bytes - group[0][1].offset
+
+
+class _Reading:
+    """One pass over a shard by several threads, each with a piece of memory of its own."""
+
+    def __init__(self, storage: Storage, key: str, into: Mapping[str, memoryview], *, are_few: bool) -> None:
+        self.damaged: list[str] = []
+        self._storage = storage
+        self._key = key
+        self._into = into
+        # With less to do than threads, one large tensor is digested by several.
+        self._digest_threads = blake3.AUTO if are_few else 1
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def run(self, groups: list[Members]) -> None:
+        waiting = iter(groups)
+        count = min(_THREADS, sum(map(_size, groups)) // _PIECE_BYTES + 1, len(groups) or 1)
+        helpers = [threading.Thread(target=self._work, args=(waiting,)) for _ in range(count - 1)]
+        for helper in helpers:
+            helper.start()
+        self._work(waiting)
+        for helper in helpers:
+            helper.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _work(self, waiting: Iterator[Members]) -> None:
+        piece = memoryview(b"")
+        try:
+            # `next` on a list's iterator is atomic: each group goes to one thread.
+            for group in waiting:
+                if self._errors:
+                    return
+                if not piece:
+                    piece = memoryview(bytearray(min(_PIECE_BYTES, _size(group))))
+                self._read(group, piece)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            self._errors.append(error)
+
+    def _read(self, group: Members, piece: memoryview) -> None:
+        if len(group) == 1 and _size(group) > len(piece):
+            path, entry = group[0]
+            self._judge(path, entry, self._read_large(entry, self._into.get(path), piece))
+            return
+        first = group[0][1].offset
+        self._storage.read_into(self._key, first, piece[: _size(group)])
+        for path, entry in group:
+            found = piece[entry.offset - first :][: entry.size_bytes]
+            self._judge(path, entry, digest(found))
+            if path in self._into:
+                self._into[path][:] = found
+
+    def _read_large(self, entry: TensorEntry, target: memoryview | None, piece: memoryview) -> str:
+        hasher = blake3(max_threads=self._digest_threads)
+        for start in range(0, entry.size_bytes, len(piece)):
+            size = min(len(piece), entry.size_bytes - start)
+            part = piece[:size] if target is None else target[start : start + size]
+            self._storage.read_into(self._key, entry.offset + start, part)
+            hasher.update(part)
+        return hasher.hexdigest()
+
+    def _judge(self, path: str, entry: TensorEntry, found: str) -> None:
+        if found != entry.digest:
+            with self._lock:
+                self.damaged.append(path)

@@ -1,0 +1,69 @@
+"""Makes checkpoints of the snapshots in slots: the work of the writer process, wherever it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.store import CheckpointStore
+from unbroken.checkpoint.verify import verify_checkpoint
+from unbroken.checkpoint.writer import write_checkpoint
+from unbroken.handover.slots import SlotReader
+from unbroken.rundir import layout
+from unbroken.rundir.identity import check_not_superseded
+from unbroken.rundir.processes import ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint that was written, and the step it is of."""
+
+    name: str
+    step: int
+
+
+class Committer:
+    """Writes for attempt `attempt` of the run in `directory`, as long as `trainer` holds it."""
+
+    def __init__(self, directory: Path, attempt: int, trainer: ProcessIdentity) -> None:
+        self._store = CheckpointStore(directory)
+        self._may_commit: Callable[[], None] = lambda: check_not_superseded(directory, attempt, trainer)
+        self._parent: Manifest | None = None
+        self.sequence = 0
+
+    def commit(self, slot: SlotReader) -> Committed:
+        """Write the snapshot in `slot` as a checkpoint. Raises StorageError, StaleWriterError."""
+        found = slot.read()
+        assert found is not None, "asked to commit a slot without a whole snapshot"
+        name = self._store.next_name(found.snapshot.description.step)
+        self._parent = write_checkpoint(
+            self._store.storage,
+            found.snapshot,
+            name,
+            before_commit=self._may_commit,
+            parent=self._parent_that_is_there(),
+        )
+        self.sequence = max(self.sequence, found.sequence)
+        return Committed(name=name, step=found.snapshot.description.step)
+
+    def newest_left(self, slots: list[SlotReader]) -> SlotReader | None:
+        """Return the slot with the newest whole snapshot that is no checkpoint yet, or None."""
+        newest = max(slots, key=SlotReader.sequence, default=None)
+        return newest if newest is not None and newest.sequence() > self.sequence else None
+
+    def is_intact(self, name: str) -> bool:
+        """Read back all of the checkpoint `name`; what is damaged is not shared with later ones."""
+        intact = verify_checkpoint(self._store.storage, f"{layout.CHECKPOINTS}/{name}").is_intact
+        if not intact:
+            self._parent = None
+        return intact
+
+    def _parent_that_is_there(self) -> Manifest | None:
+        """Whoever deletes checkpoints by hand does not ask us; the next is then written as a whole."""
+        parent = self._parent
+        if parent is None:
+            return None
+        name = layout.checkpoint_name(parent.step, parent.revision)
+        return parent if name in self._store.names() else None

@@ -1,0 +1,58 @@
+"""What the trainer and the writer process say to each other: one JSON object a message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unbroken import errors
+from unbroken.errors import StorageError, UnbrokenError
+
+MAX_MESSAGE_BYTES = 1 << 16
+_MAX_TEXT = 4000
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the writer process is told on its command line."""
+
+    directory: str
+    attempt: int
+    trainer: dict[str, str | int]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """`do` is "slot" (a new slot, whose descriptor comes along), "commit", "verify" or "end"."""
+
+    do: str
+    number: int = 0
+    slot: int = 0
+    name: str = ""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of ours: the name of its class, and what it says."""
+
+    error: str
+    message: str
+    hint: str
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready."""
+
+    number: int = 0
+    name: str = ""
+    step: int = 0
+    is_intact: bool = False
+    failure: Failure | None = None
+
+
+def failure_of(error: UnbrokenError) -> Failure:
+    """Return `error` as it is sent."""
+    return Failure(error=type(error).__name__, message=error.message[:_MAX_TEXT], hint=error.hint[:_MAX_TEXT])
+
+
+def raised(failure: Failure) -> UnbrokenError:
+    """Return the error that was sent."""
+    found = getattr(errors, failure.error, StorageError)
+    assert issubclass(found, UnbrokenError), failure.error
+    return found(failure.message, hint=failure.hint)

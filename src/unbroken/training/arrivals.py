@@ -1,0 +1,66 @@
+"""The tensors of a checkpoint on their way into live objects, without a second copy of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from unbroken.checkpoint.store import Checkpoint
+from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource
+
+
+class Arrivals:
+    """Reads a checkpoint: the tensors of the parts `streamed` when they have a place, all others now.
+
+    Raises DamagedError, now and in `land`, naming what is not as it was saved.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, streamed: Collection[str]) -> None:
+        self._checkpoint = checkpoint
+        self._streamed = {path for path in checkpoint.manifest.tensors if path.partition("/")[0] in streamed}
+        others = checkpoint.manifest.tensors.keys() - self._streamed
+        self._kept = checkpoint.load_tensors(others)
+
+    def get(self, path: str) -> LoadedTensor:
+        """Return the tensor at `path`, its bytes read."""
+        if path not in self._kept:
+            self._kept |= self._checkpoint.load_tensors([path])
+        return self._kept[path]
+
+    def flight(self, live: Mapping[str, TensorSource]) -> Flight:
+        """Begin to make tensors; those at a path of `live` may be filled where they are."""
+        return Flight(self, self._checkpoint, live)
+
+    def is_streamed(self, path: str) -> bool:
+        """Tell whether the bytes of the tensor at `path` wait for their place."""
+        return path in self._streamed
+
+
+class Flight:
+    """The tensors of one restore: first all are made, by `get`, then `land` brings their bytes."""
+
+    def __init__(self, arrivals: Arrivals, checkpoint: Checkpoint, live: Mapping[str, TensorSource]) -> None:
+        self._arrivals = arrivals
+        self._checkpoint = checkpoint
+        self._live = live
+        self._awaited: dict[str, AwaitedTensor] = {}
+
+    def get(self, path: str) -> LoadedTensor:
+        """Return the tensor at `path`, of which something can be made; the same one when asked again."""
+        if not self._arrivals.is_streamed(path):
+            return self._arrivals.get(path)
+        if path not in self._awaited:
+            entry = self._checkpoint.manifest.tensors[path]
+            self._awaited[path] = AwaitedTensor(
+                entry.dtype,
+                entry.shape,
+                lambda: self._arrivals.get(path).data,
+                live=self._live.get(path),
+            )
+        return self._awaited[path]
+
+    def land(self) -> None:
+        """Read the bytes of everything that was made to where it was made, each verified."""
+        memory = {
+            path: awaited.memory for path, awaited in self._awaited.items() if awaited.memory is not None
+        }
+        self._checkpoint.load_into(memory)

@@ -1,0 +1,86 @@
+"""A disk without space: training waits for it, goes on without saving, or ends, as the user chose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar, get_args
+
+from unbroken.errors import StorageFullError, UsageError
+
+FullDiskPolicy = Literal["pause", "go-on", "fail"]
+PHASE = "disk-full"
+_T = TypeVar("_T")
+
+
+class FullDisk:
+    """What to do when something cannot be written for want of space.
+
+    `beat(phase)` shows it in the heartbeat, `tell(line)` to people, and `is_asked_to_stop()` ends the
+    waiting. "pause" tries again every `retry_seconds` until there is space.
+    """
+
+    def __init__(
+        self,
+        policy: FullDiskPolicy,
+        *,
+        beat: Callable[[str], None],
+        tell: Callable[[str], None],
+        is_asked_to_stop: Callable[[], bool],
+        retry_seconds: float = 1.0,
+    ) -> None:
+        if policy not in get_args(FullDiskPolicy):
+            raise UsageError(
+                f"Run: expected full_disk to be one of {get_args(FullDiskPolicy)}, found {policy!r}",
+                hint="'pause' waits until there is space again and then goes on by itself",
+            )
+        self._policy = policy
+        self._beat = beat
+        self._tell = tell
+        self._is_asked_to_stop = is_asked_to_stop
+        self._retry_seconds = retry_seconds
+        self.given_up = 0
+
+    def write(self, act: Callable[[], _T], what: str) -> _T | None:
+        """Return what `act` returns, or None if it was given up; `what` is named to people.
+
+        Raises StorageFullError with "fail", and when it is asked to stop while it waits.
+        """
+        try:
+            return act()
+        except StorageFullError as error:
+            return self.after(error, act, what)
+
+    def after(self, error: StorageFullError, again: Callable[[], _T], what: str) -> _T | None:
+        """The same, when `error` has been met already."""
+        if self._policy == "fail":
+            raise error
+        if self._policy == "go-on":
+            self.given_up += 1
+            if self.given_up == 1:
+                self._tell(f"{what} could not be written, training goes on without: {error.message}")
+            return None
+        return self._wait(error, again, what)
+
+    def lose(self, error: StorageFullError, what: str) -> None:
+        """Do without `what`, which is not worth waiting for; raises `error` with "fail"."""
+        if self._policy == "fail":
+            raise error
+        self._tell(f"{what} is lost: {error.message}")
+
+    def _wait(self, error: StorageFullError, again: Callable[[], _T], what: str) -> _T:
+        self._tell(f"training waits for space to write {what}: {error.message}")
+        since = time.monotonic()
+        while True:
+            self._beat(PHASE)
+            if self._is_asked_to_stop():
+                raise error
+            time.sleep(self._retry_seconds)
+            try:
+                found = again()
+            except StorageFullError as still:
+                error = still
+                continue
+            self._tell(f"{what} is written after {time.monotonic() - since:.0f} seconds, training goes on")
+            self._beat("training")
+            return found

@@ -1,0 +1,76 @@
+"""When the state is taken: for a checkpoint, or for a snapshot that becomes one if this process dies."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from unbroken.checkpoint.snapshot import Description
+from unbroken.state.tree import TensorTable
+from unbroken.training.save_policy import Due, SavePolicy
+from unbroken.training.saver import Saver
+
+Capture = Callable[[], tuple[Description, TensorTable]]
+
+
+class Saves:
+    """Takes the state by `capture` when a policy, or `wanted`, says so, and hands it to `saver`."""
+
+    def __init__(
+        self,
+        saver: Saver,
+        capture: Capture,
+        *,
+        policies: Sequence[SavePolicy],
+        snapshots: Sequence[SavePolicy],
+        in_background: bool,
+        beat: Callable[[str], None],
+    ) -> None:
+        self.wanted = False
+        self._saver = saver
+        self._capture = capture
+        self._due = Due(policies)
+        self._snapshot_due = Due(snapshots)
+        self._in_background = in_background
+        self._beat = beat
+
+    def taken(self, step: int, epochs: int) -> None:
+        """Note that the state at `step`, after `epochs` whole epochs, is kept."""
+        self._due.taken(step, epochs)
+        self._snapshot_due.taken(step, epochs)
+        self.wanted = False
+
+    def take_if_due(self, step: int, epochs: int) -> bool:
+        """Save the state of now if it is due, and return True; otherwise take a snapshot if that is due."""
+        if self.wanted or self._due.is_due(step, epochs):
+            self.save(step, epochs)
+            return True
+        if self._snapshot_due.is_due(step, epochs):
+            with _without_collecting():
+                taken = self._saver.snapshot(*self._capture())
+            if taken:
+                self._snapshot_due.taken(step, epochs)
+        return False
+
+    def save(self, step: int, epochs: int) -> None:
+        """Save the state of now. Raises SaveFailedError if the save before this one failed."""
+        self._beat("saving")
+        with _without_collecting():
+            self._saver.save(*self._capture())
+        if not self._in_background:
+            self._saver.wait()
+        self._beat("training")
+        self.taken(step, epochs)
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Keep the garbage collector off: a state of many tensors makes it walk all objects, many times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
