@@ -22,6 +22,7 @@ _HOMES = {
     "EveryMinutes": "unbroken.training.save_policy",
     "KeepLast": "unbroken.checkpoint.retention",
     "KeepBest": "unbroken.checkpoint.retention",
+    "KeepDaily": "unbroken.checkpoint.retention",
     "KeepEverySteps": "unbroken.checkpoint.retention",
     "KeepHourly": "unbroken.checkpoint.retention",
     "CheckpointStore": "unbroken.checkpoint.store",
@@ -36,6 +37,7 @@ __all__ = [  # the public surface; a test pins it
     "EveryMinutes",
     "EverySteps",
     "KeepBest",
+    "KeepDaily",
     "KeepEverySteps",
     "KeepHourly",
     "KeepLast",
@@ -47,7 +49,7 @@ __all__ = [  # the public surface; a test pins it
 ]
 
 if TYPE_CHECKING:
-    from unbroken.checkpoint.retention import KeepBest, KeepEverySteps, KeepHourly, KeepLast
+    from unbroken.checkpoint.retention import KeepBest, KeepDaily, KeepEverySteps, KeepHourly, KeepLast
     from unbroken.checkpoint.store import CheckpointStore
     from unbroken.errors import UnbrokenError
     from unbroken.state.handlers import StateHandler

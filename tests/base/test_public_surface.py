@@ -14,6 +14,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "EveryMinutes",
         "EverySteps",
         "KeepBest",
+        "KeepDaily",
         "KeepEverySteps",
         "KeepHourly",
         "KeepLast",

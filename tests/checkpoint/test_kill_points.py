@@ -1,4 +1,7 @@
-"""A save, a prune and a quarantine die before, inside and after each of their operations."""
+"""A save, a prune, a quarantine and a sweep die before, inside and after each of their operations.
+
+The system calls inside an operation have their turn in tests/durability.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 from unbroken.checkpoint.retention import KeepLast
 from unbroken.checkpoint.store import CheckpointStore
+from unbroken.checkpoint.writer import write_checkpoint
 from unbroken.storage.base import Storage
 from unbroken.storage.local import LocalStorage
 from unbroken.storage.memory import MemoryStorage
@@ -32,6 +36,18 @@ def save_third(store: CheckpointStore) -> None:
     store.prune([KeepLast(2)])
 
 
+def save_third_sharing(store: CheckpointStore) -> None:
+    """Save a state whose large shard is that of the checkpoint before, then prune that one."""
+    state = {**state_at(3), "model": state_at(2)["model"]}
+    parent = store.get("step-00000002").manifest
+    write_checkpoint(store.storage, snapshot_at(3, state=state), "step-00000003", parent=parent)
+    store.prune([KeepLast(1)])
+
+
+def sweep(store: CheckpointStore) -> None:
+    store.sweep()
+
+
 def set_second_aside(store: CheckpointStore) -> None:
     store.quarantine("step-00000002", "a test")
 
@@ -46,6 +62,8 @@ def number_of_operations(act: Callable[[CheckpointStore], None]) -> int:
 def prepare(storage: Storage) -> None:
     for step in (1, 2):
         CheckpointStore(storage).save(snapshot_at(step))
+        for name in ("model-00.safetensors", "manifest.json"):
+            storage.stage(f"checkpoints/.staging-step-{step:08d}-dead/{name}", [b"half"])
 
 
 def killed_everywhere(make: Make, act: Callable[[CheckpointStore], None]) -> list[Storage]:
@@ -77,11 +95,32 @@ def test_the_newest_checkpoint_is_the_old_or_the_new_one_and_all_listed_ones_are
     assert newest == {"step-00000002", "step-00000003"}
 
 
+def test_a_shard_that_two_checkpoints_share_is_whole_wherever_a_save_or_a_prune_dies(make: Make) -> None:
+    newest = set()
+    for storage in killed_everywhere(make, save_third_sharing):
+        store = CheckpointStore(storage)
+        newest.add(store.names()[-1])
+        for name in store.names():
+            assert store.get(name).verify().is_intact
+        shared = store.get(store.names()[-1]).load()["model"]
+        assert shared == state_at(2)["model"]
+    assert newest == {"step-00000002", "step-00000003"}
+
+
+def test_a_sweep_that_dies_harms_nothing_and_the_next_one_does_the_rest(make: Make) -> None:
+    for storage in killed_everywhere(make, sweep):
+        store = CheckpointStore(storage)
+        store.sweep()
+        assert storage.list("checkpoints") == store.names() == ["step-00000001", "step-00000002"]
+        assert all(store.get(name).verify().is_intact for name in store.names())
+
+
 def test_the_next_start_removes_what_the_dead_one_left_and_can_save_again(make: Make) -> None:
     swept = 0
     for storage in killed_everywhere(make, save_third):
         store = CheckpointStore(storage)
-        swept += len(store.sweep())
+        # Beyond the two dead saves that were there before.
+        swept += len(store.sweep()) - 2
         assert storage.list("checkpoints") == store.names()
         assert store.sweep() == []
         store.save(snapshot_at(4))

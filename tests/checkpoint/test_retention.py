@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from unbroken.checkpoint.retention import (
     CheckpointFacts,
     KeepBest,
+    KeepDaily,
     KeepEverySteps,
     KeepHourly,
     KeepLast,
@@ -66,6 +68,25 @@ def test_keep_hourly_keeps_the_newest_of_each_of_the_last_hours() -> None:
     assert kept(facts(*range(1, 20), minutes=20), KeepHourly(3)) == [15, 18, 19]
 
 
+def test_keep_daily_keeps_the_newest_of_each_of_the_last_days_that_have_one() -> None:
+    late = CheckpointFacts(name=checkpoint_name(9), step=9, created=START + timedelta(days=40))
+    found = [*facts(1, 2, 3, 4, minutes=8 * 60), late]
+    assert kept(found, KeepDaily(1)) == [9]
+    assert kept(found, KeepDaily(2)) == [4, 9]
+    assert kept(found, KeepDaily(99)) == [3, 4, 9]
+    assert plan_retention(found, [KeepDaily(3)]).kept["step-00000003"] == (
+        "the newest of the day 2026-01-01 UTC"
+    )
+
+
+@pytest.mark.parametrize("policy", [KeepHourly(2), KeepDaily(2)])
+def test_hours_and_days_are_those_of_utc_wherever_a_checkpoint_was_written(policy: RetentionPolicy) -> None:
+    found = facts(1, 2, 3, 4, 5, minutes=9 * 60)
+    elsewhere = timezone(timedelta(hours=5, minutes=30))
+    moved = [replace(one, created=one.created.astimezone(elsewhere)) for one in found]
+    assert plan_retention(moved, [policy]) == plan_retention(found, [policy])
+
+
 def test_policies_add_up() -> None:
     found = facts(1, 2, 3, 4, 5, acc=[9, 1, 1, 1, 1])
     assert kept(found, KeepLast(1), KeepBest(1, "acc"), KeepEverySteps(3)) == [1, 3, 5]
@@ -77,7 +98,7 @@ def test_every_checkpoint_gets_a_reason() -> None:
     assert plan.pruned == {"step-00000001": "wanted by none of KeepLast(count=1)"}
 
 
-@pytest.mark.parametrize("policy", [KeepLast, KeepEverySteps, KeepHourly])
+@pytest.mark.parametrize("policy", [KeepLast, KeepEverySteps, KeepHourly, KeepDaily])
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_a_count_below_one_is_refused(policy: type, count: object) -> None:
     with pytest.raises(UsageError, match="at least 1"):
@@ -93,7 +114,8 @@ policies = st.lists(
     st.builds(KeepLast, st.integers(1, 5))
     | st.builds(KeepBest, st.integers(1, 3), st.just("acc"), st.sampled_from(["max", "min"]))
     | st.builds(KeepEverySteps, st.integers(1, 20))
-    | st.builds(KeepHourly, st.integers(1, 5)),
+    | st.builds(KeepHourly, st.integers(1, 5))
+    | st.builds(KeepDaily, st.integers(1, 3)),
     max_size=3,
 )
 
@@ -101,11 +123,12 @@ policies = st.lists(
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.floats()), min_size=1, unique_by=lambda at: at[0]).map(sorted),
     policies,
+    st.sampled_from([10, 300]),
 )
 def test_the_newest_always_stays_every_checkpoint_is_judged_once_and_pruning_again_changes_nothing(
-    steps: list[tuple[int, float]], chosen: list[RetentionPolicy]
+    steps: list[tuple[int, float]], chosen: list[RetentionPolicy], minutes: int
 ) -> None:
-    found = facts(*(step for step, _ in steps), acc=[value for _, value in steps])
+    found = facts(*(step for step, _ in steps), minutes=minutes, acc=[value for _, value in steps])
     plan = plan_retention(found, chosen)
     assert found[-1].name in plan.kept
     assert sorted([*plan.kept, *plan.pruned]) == sorted(at.name for at in found)

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from unbroken.checkpoint.retention import KeepLast
 from unbroken.checkpoint.store import CheckpointStore, newest_verified
-from unbroken.checkpoint.verify import verify_checkpoint
 from unbroken.errors import (
     CheckpointNotFoundError,
     DamagedError,
@@ -196,63 +194,3 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "emptied": lambda path: os.truncate(path, 0),
-    "lengthened": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "missing": lambda path: path.unlink(),
-    "replaced by a directory": lambda path: (path.unlink(), path.mkdir()),
-    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    "file", ["manifest.json", "manifest.digest", "model-00.safetensors", "state-00.safetensors"]
-)
-def test_every_kind_of_damage_to_every_file_is_found_by_load_and_verify(
-    tmp_path: Path, file: str, damage: str
-) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(snapshot_at(1))
-    DAMAGES[damage](tmp_path / "checkpoints/step-00000001" / file)
-    with pytest.raises(DamagedError):
-        store.get("step-00000001").load()
-    found = verify_checkpoint(store.storage, "checkpoints/step-00000001")
-    assert not found.is_intact
-
-
-def test_swapped_files_are_found(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    for step in (1, 2):
-        store.save(snapshot_at(step))
-    one, two = (tmp_path / f"checkpoints/step-0000000{step}" for step in (1, 2))
-    (one / "model-00.safetensors").rename(tmp_path / "x")
-    (two / "model-00.safetensors").rename(one / "model-00.safetensors")
-    (tmp_path / "x").rename(two / "model-00.safetensors")
-    for name in store.names():
-        with pytest.raises(DamagedError, match="model"):
-            store.get(name).load()
-
-
-def test_a_whole_checkpoint_under_the_name_of_another_is_found(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(snapshot_at(1))
-    (tmp_path / "checkpoints/step-00000001").rename(tmp_path / "checkpoints/step-00000009")
-    with pytest.raises(
-        DamagedError, match="expected the manifest of step-00000009, found that of step-00000001"
-    ):
-        store.get("step-00000009")
-
-
-def test_a_foreign_file_in_a_checkpoint_is_reported_but_does_not_stop_loading(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(snapshot_at(1))
-    (tmp_path / "checkpoints/step-00000001/notes.txt").write_text("mine")
-    assert store.latest().load() == state_at(1)
-    found = store.latest().verify()
-    assert [(finding.file, finding.problem) for finding in found.findings] == [
-        ("notes.txt", "the manifest does not know this file")
-    ]

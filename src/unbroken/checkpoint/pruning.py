@@ -15,6 +15,9 @@ from unbroken.errors import CheckpointError, StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
 
+# The one reason for which a plan is blocked that goes away by itself.
+PINS_ARE_BEING_CHANGED = "pins are being changed at this moment"
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -77,7 +80,7 @@ class Pruner:
             return plan
         with held(self._storage, wait=False) as is_held:
             if not is_held:
-                return _all_kept(plan, "pins are being changed at this moment")
+                return _all_kept(plan, PINS_ARE_BEING_CHANGED)
             try:
                 pins = read_pins(self._storage)
             except UnbrokenError as error:

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": ("unbroken.cli.ls", "ls", "List the checkpoints of a run."),
     "inspect": ("unbroken.cli.inspect", "inspect", "Show what is in a checkpoint."),
     "verify": ("unbroken.cli.verify", "verify", "Check every byte of a run's checkpoints."),
+    "prune": ("unbroken.cli.prune", "prune", "Delete checkpoints that no policy wants."),
+    "pin": ("unbroken.cli.pin", "pin", "Keep a checkpoint from every prune."),
 }
 
 

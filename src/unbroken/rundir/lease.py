@@ -112,9 +112,11 @@ def is_changed(look: Callable[[], object], first: object, seconds: float) -> boo
     """Watch for up to `seconds` whether `look` returns anything else than `first`; returns when it does."""
     until = time.monotonic() + seconds
     pause = min(seconds / _LOOKS, _LOOK_SECONDS)
-    while look() == first:
-        # Looked at once more after the time is over: this process may have slept, too.
-        if time.monotonic() > until:
+    while True:
+        # The clock first: if this process sleeps in between, what it sees then is newer than the clock.
+        is_over = time.monotonic() > until
+        if look() != first:
+            return True
+        if is_over:
             return False
         time.sleep(pause)
-    return True

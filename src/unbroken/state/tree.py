@@ -100,6 +100,7 @@ class Encoder:
         self._codecs = {codec.root: codec for codec in codecs}
         self._keep_aliases = keep_aliases
         self._open: set[int] = set()
+        self._codec_of_class: dict[type, LeafCodec | None] = {}
 
     def encode(self, value: object, path: str) -> Json:
         """Return `value` as tagged JSON; `path` is where it stands, for tensors and for errors.
@@ -115,20 +116,23 @@ class Encoder:
             return _SCALARS[kind](value)
         if kind in _CONTAINERS:
             return self._container(value, path, _CONTAINERS[kind])
+        codec = self._codec_of(kind)
+        if codec is not None:
+            return self._library_value(codec, value, path)
         if isinstance(value, bytes | bytearray) and kind in (bytes, bytearray):
             return self._bytes(value, path)
         if isinstance(value, TensorSource):
             return self._tensor(value, path, "host")
-        codec = self._codec_of(value)
-        if codec is not None:
-            try:
-                encoded = codec.encode(value)
-            except UnsupportedStateError as error:
-                raise UnsupportedStateError(f"{path}: {error.message}", hint=error.hint) from None
-            if isinstance(encoded, TensorSource):
-                return self._tensor(encoded, path, codec.root)
-            return {f"${codec.root}": encoded}
         return self._named_class(value, path)
+
+    def _library_value(self, codec: LeafCodec, value: object, path: str) -> Json:
+        try:
+            encoded = codec.encode(value)
+        except UnsupportedStateError as error:
+            raise UnsupportedStateError(f"{path}: {error.message}", hint=error.hint) from None
+        if isinstance(encoded, TensorSource):
+            return self._tensor(encoded, path, codec.root)
+        return {f"${codec.root}": encoded}
 
     def _tensor(self, source: TensorSource, path: str, library: str) -> Json:
         place = self._table.add(path, source, keep_alias=self._keep_aliases)
@@ -170,12 +174,12 @@ class Encoder:
             for key, item in value.items()
         ]
 
-    def _codec_of(self, value: object) -> LeafCodec | None:
-        for cls in type(value).__mro__:
-            codec = self._codecs.get(cls.__module__.partition(".")[0])
-            if codec is not None:
-                return codec
-        return None
+    def _codec_of(self, kind: type) -> LeafCodec | None:
+        if kind not in self._codec_of_class:
+            roots = (cls.__module__.partition(".")[0] for cls in kind.__mro__)
+            known = (self._codecs[root] for root in roots if root in self._codecs)
+            self._codec_of_class[kind] = next(known, None)
+        return self._codec_of_class[kind]
 
     def _named_class(self, value: object, path: str) -> Json:
         cls = type(value)

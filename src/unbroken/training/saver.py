@@ -16,6 +16,7 @@ from unbroken.handover.committer import Committed
 from unbroken.handover.slots import Slot
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.latest import point_latest
+from unbroken.rundir.tell import tell
 from unbroken.state.tree import TensorTable
 from unbroken.training.full_disk import FullDisk
 
@@ -48,6 +49,7 @@ class Saver:
         self._writer: Writer | None = None
         self._slots = [Slot() for _ in range(2 if keeps_snapshots else 1)]
         self._sequence = 0
+        self._blocked: str | None = None
         self._committed_sequence = 0
         self._newest: Committed | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unbroken-saver")
@@ -75,6 +77,12 @@ class Saver:
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Take over the checkpoint that this attempt was restored from."""
         self._newest = Committed(name=checkpoint.name, step=checkpoint.step)
+
+    def prepare(self, table: TensorTable) -> None:
+        """Get the memory for states like this one ready beside training, before the first is captured."""
+        for slot in self._slots:
+            slot.prepare(table)
+            self._share(slot)
 
     def save(self, description: Description, table: TensorTable) -> None:
         """Capture the state now and write it in the background.
@@ -159,6 +167,9 @@ class Saver:
         self._sequence += 1
         described = dataclasses.replace(description, parent=self.newest_name)
         slot.fill(described, table, self._sequence)
+        self._share(slot)
+
+    def _share(self, slot: Slot) -> None:
         if self._writer is None:
             self._writer = start_writer(
                 self._directory,
@@ -203,5 +214,10 @@ class Saver:
                 f"{newest.name} is saved, but older checkpoints could not be pruned: {error.message}",
                 hint=error.hint,
             ) from error
+        if plan.blocked is not None:
+            self._note("prune-blocked", reason=plan.blocked)
+            if plan.blocked != self._blocked:
+                tell(f"nothing is pruned: {plan.blocked}")
+        self._blocked = plan.blocked
         for name, reason in plan.pruned.items():
             self._note("pruned", checkpoint=name, reason=reason)

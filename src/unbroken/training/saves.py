@@ -28,6 +28,7 @@ class Saves:
         beat: Callable[[str], None],
     ) -> None:
         self.wanted = False
+        self._is_prepared = False
         self._saver = saver
         self._capture = capture
         self._due = Due(policies)
@@ -46,6 +47,10 @@ class Saves:
         if self.wanted or self._due.is_due(step, epochs):
             self.save(step, epochs)
             return True
+        if step and not self._is_prepared:
+            # After a step the optimizer has its state, so that its size is known.
+            self._is_prepared = True
+            self._saver.prepare(self._capture()[1])
         if self._snapshot_due.is_due(step, epochs):
             with _without_collecting():
                 taken = self._saver.snapshot(*self._capture())
@@ -56,6 +61,7 @@ class Saves:
     def save(self, step: int, epochs: int) -> None:
         """Save the state of now. Raises SaveFailedError if the save before this one failed."""
         self._beat("saving")
+        self._is_prepared = True
         with _without_collecting():
             self._saver.save(*self._capture())
         if not self._in_background:
