@@ -6,7 +6,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check test-all chaos format clean
+.PHONY: help demo test check test-all chaos bench format clean
 
 help:
 	@echo "make demo      set up, then train through real disasters and prove the result bit-identical"
@@ -14,6 +14,7 @@ help:
 	@echo "make check     lint, types, layers"
 	@echo "make test-all  the tests and the long ones"
 	@echo "make chaos     only the long ones: 200 real kills and more"
+	@echo "make bench     compare with other checkpoint libraries, in an environment of its own (hours)"
 	@echo "make format    format the code"
 	@echo "make clean     remove what the other targets made"
 
@@ -38,6 +39,22 @@ test-all: test chaos
 
 chaos: $(READY)
 	$(BIN)/python -m pytest -m chaos --timeout 3600
+
+# The peers bring other frameworks, so they live apart from what the project is developed with.
+# To see that it works: make bench BENCH_FLAGS=--quick
+BENCH_VENV ?= .venv-bench
+BENCH_FLAGS ?=
+BENCH_READY := $(BENCH_VENV)/.ready
+
+$(BENCH_READY): pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	@echo '*' > $(BENCH_VENV)/.gitignore
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
+		-c constraints.txt -r benchmarks/requirements.txt -e .
+	@touch $@
+
+bench: $(BENCH_READY)
+	$(BENCH_VENV)/bin/python benchmarks/run_all.py $(BENCH_FLAGS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
+import mmap
 import os
-import re
-import shutil
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
 from unbroken.storage.local import LocalStorage
 from unbroken.storage.memory import MemoryStorage
-from unbroken.testing.faults import FaultyStorage
+from unbroken.testing.faults import FaultyStorage, fails, system_calls
 from unbroken.testing.storage_contract import StorageContract
 
 
@@ -88,22 +90,82 @@ def test_sweep_removes_only_what_crashed_writes_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "t") == ["kept"]
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see the system calls")
-def test_publishing_syncs_the_files_then_their_directory_renames_and_syncs_the_parent(tmp_path: Path) -> None:
-    code = (
-        "import sys; from unbroken.storage.local import LocalStorage\n"
-        "s = LocalStorage(sys.argv[1]); s.write('c/first', [b'x'])\n"
-        "s.stage('c/.staging-1/data', [b'y']); s.move('c/.staging-1', 'c/step-1')"
-    )
-    trace = tmp_path / "trace"
-    subprocess.run(
-        [
-            *("strace", "-f", "-y", "-e", "trace=fsync,fdatasync,rename,renameat,renameat2"),
-            *("-o", str(trace), sys.executable, "-c", code, str(tmp_path / "root")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    calls = re.findall(r"(fsync|rename)\w*\((?:\d+<)?\"?([^\",>]+)", trace.read_text())
-    tail = [(call, Path(path).name) for call, path in calls][-4:]
-    assert tail == [("fsync", "data"), ("fsync", ".staging-1"), ("rename", ".staging-1"), ("fsync", "c")]
+def test_a_write_that_fails_in_any_call_leaves_the_old_value_or_the_new_one_and_no_file(
+    tmp_path: Path,
+) -> None:
+    storage = LocalStorage(tmp_path)
+    with system_calls() as calls:
+        storage.write("a/b", [b"old"])
+    found = set()
+    for at in range(len(calls)):
+        storage.write("a/b", [b"old"])
+        with system_calls(fails(at, errno.EIO)), suppress(StorageError):
+            storage.write("a/b", [b"new"])
+        found.add(bytes(storage.read("a/b")))
+        assert os.listdir(tmp_path / "a") == ["b"]
+    assert found == {b"old", b"new"}
+
+
+def test_move_replaces_neither_an_empty_directory_nor_a_file(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.stage("tree/1", [b"one"])
+    storage.write("value", [b"mine"])
+    (tmp_path / "empty").mkdir()
+    storage.write("file", [b"theirs"])
+    for source, target in (("tree", "empty"), ("tree", "file"), ("value", "file")):
+        with pytest.raises(StorageError, match=f"move {target}: it exists already"):
+            storage.move(source, target)
+    assert storage.read("file") == b"theirs"
+    assert storage.list() == ["empty", "file", "tree", "value"]
+
+
+def test_a_directory_whose_maker_died_before_it_was_synced_is_synced_before_anything_is_published_in_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    storage = LocalStorage(tmp_path)
+    assert directories_opened(storage, "a/b/1") == [tmp_path / "a/b", tmp_path / "a", tmp_path]
+    assert directories_opened(storage, "a/b/2") == [tmp_path / "a/b"]
+
+
+def directories_opened(storage: LocalStorage, key: str) -> list[Path]:
+    """Only to sync them is a directory opened."""
+    with system_calls() as calls:
+        storage.write(key, [b"x"])
+    opened = [call.arguments for call in calls if call.name == "open"]
+    return [Path(path) for path, flags, *_ in opened if flags & os.O_DIRECTORY]
+
+
+def test_where_no_thread_can_be_started_a_large_value_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    memory = mmap.mmap(-1, 20 << 20)
+    memory[:: 1 << 20] = bytes(range(20))
+    storage = LocalStorage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        storage.stage("large", [memoryview(memory)])
+    assert storage.read("large") == memory[:]
+
+
+def test_a_large_write_that_fails_in_one_thread_fails_and_leaves_no_file(tmp_path: Path) -> None:
+    with system_calls() as calls:
+        LocalStorage(tmp_path).stage("large", [memoryview(mmap.mmap(-1, 40 << 20))])
+    (tmp_path / "large").unlink()
+    pieces = [call.number for call in calls if call.name == "pwrite"]
+    assert len(pieces) == 5
+    for at in pieces:
+        with system_calls(fails(at, errno.ENOSPC)), pytest.raises(StorageFullError, match="stage large"):
+            LocalStorage(tmp_path).stage("large", [memoryview(mmap.mmap(-1, 40 << 20))])
+        assert os.listdir(tmp_path) == []
+
+
+def test_where_the_space_is_not_told_it_is_not_known(tmp_path: Path) -> None:
+    with system_calls(fails(0, errno.ENOSYS)):
+        assert LocalStorage(tmp_path).space() is None
+    with system_calls(fails(0, errno.EIO)), pytest.raises(StorageError, match="space"):
+        LocalStorage(tmp_path).space()
+    assert LocalStorage(tmp_path / "not" / "yet").space() is not None

@@ -14,6 +14,7 @@ from typing import Any
 from unbroken.errors import CheckpointNotFoundError, DamagedError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
+from unbroken.storage.failures import failed
 from unbroken.storage.local import LocalStorage
 
 _FORMAT = "unbroken-pins"
@@ -89,11 +90,17 @@ def held(storage: Storage, *, wait: bool) -> Iterator[bool]:
 
     Where a storage has no such locks the block runs all the same.
     """
-    if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
+    if not isinstance(storage, LocalStorage):
         yield True
         return
-    # The directory itself, so that no further file lies in it.
-    descriptor = os.open(storage.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # The directory itself, so that no further file lies in it.
+        descriptor = os.open(storage.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        yield True
+        return
+    except OSError as error:
+        raise failed("hold the pins of", storage.root, error) from error
     try:
         is_ours = _locked(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         try:

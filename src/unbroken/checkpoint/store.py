@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from unbroken.checkpoint.retention import RetentionPlan, RetentionPolicy
 from unbroken.checkpoint.snapshot import Snapshot
 from unbroken.checkpoint.verify import Verification, verify_checkpoint
 from unbroken.checkpoint.writer import write_checkpoint
-from unbroken.errors import CheckpointNotFoundError, DamagedError
+from unbroken.errors import CheckpointNotFoundError, DamagedError, StorageError
 from unbroken.rundir import layout
 from unbroken.state.tensors import HostTensor
 from unbroken.state.tree import Decoder
@@ -130,7 +131,14 @@ class CheckpointStore:
         words = {"checkpoint": name, "reason": reason, "time": time.time()}
         # The reason first: what stands in quarantine is never without one.
         self.storage.write(f"{target}/{layout.QUARANTINE_REASON}", [json.dumps(words, indent=1).encode()])
-        self.storage.move(f"{layout.CHECKPOINTS}/{name}", f"{target}/{name}")
+        try:
+            self.storage.move(f"{layout.CHECKPOINTS}/{name}", f"{target}/{name}")
+        except StorageError:
+            # A reason without a checkpoint says nothing; unless only the answer was lost.
+            if not self.storage.list(f"{target}/{name}"):
+                with suppress(StorageError):
+                    self.storage.delete(target)
+            raise
         return target
 
     def plan_prune(

@@ -65,7 +65,10 @@ def write_checkpoint(
 
 def _check_space(storage: Storage, snapshot: Snapshot, name: str, parent: Manifest | None) -> None:
     """Raise StorageFullError if there is not enough space: better than to fill the disk up first."""
-    space = storage.space()
+    space = None
+    # An estimate: where it cannot be made, writing shows what there is.
+    with suppress(StorageError):
+        space = storage.space()
     if space is None:
         return
     written = [plan for plan in snapshot.plans if not _may_be_unchanged(snapshot, plan, parent)]

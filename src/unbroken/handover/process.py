@@ -69,6 +69,8 @@ class _Service:
     def __init__(self, channel: socket.socket, committer: Committer, trainer: ProcessIdentity) -> None:
         self.slots: list[SlotReader] = []
         self.unheard: Committed | None = None
+        # Not by MSG_DONTWAIT: `socket.recv_fds` ignores the flags that it is given.
+        channel.setblocking(False)
         self._channel = channel
         self._committer = committer
         self._trainer = trainer
@@ -89,10 +91,11 @@ class _Service:
                 return True
             if request.do == "slot":
                 self.slots.append(SlotReader(descriptors[0]))
+                self.slots[-1].populate()
                 continue
             reply = self._answer(request)
             # Sending alone does not tell: a forked data worker may hold the other end.
-            is_heard = self._send(reply) and _is_alive(self._trainer)
+            is_heard = _is_alive(self._trainer) and self._send(reply)
             if reply.name and not is_heard:
                 self.unheard = Committed(name=reply.name, step=reply.step)
 
@@ -103,7 +106,7 @@ class _Service:
             is_alive = _is_alive(self._trainer)
             # What it sent before it died comes first.
             with suppress(BlockingIOError, ConnectionResetError):
-                return socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1, socket.MSG_DONTWAIT)
+                return socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
             if not is_alive:
                 return b"", [], 0, None
 

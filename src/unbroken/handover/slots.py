@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,20 @@ from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.snapshot import Description, Snapshot, copy_into, given_aliases
 from unbroken.state.tree import TensorTable
+from unbroken.storage.failures import translated
 
 _MAGIC = b"UNBROKEN-SLOT-01"
 # magic, sequence, size of the image, size of the words
 _RECORD = struct.Struct("<16sQQQ")
 _DIGEST_BYTES = 64
+# A guess at the description; what is too little is made up for when it is known.
+_WORDS_BYTES = 1 << 16
+_WORDS_BYTES_PER_TENSOR = 200
+# Linux 5.14: fault all pages in at once.
+_MADV_POPULATE_WRITE = 23
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_AT = len(_MAGIC)
+_MEMORY = "memory for snapshots"
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -44,10 +52,14 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """The trainer's side: memory for one snapshot, kept from one to the next."""
+    """The trainer's side: memory for one snapshot, kept from one to the next.
+
+    Raises StorageError, here and when it is filled, if there is no memory to be had.
+    """
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("unbroken-snapshot", os.MFD_CLOEXEC)
+        with translated("make", _MEMORY):
+            self.descriptor = os.memfd_create("unbroken-snapshot", os.MFD_CLOEXEC)
         self.sequence = 0
         self._map: mmap.mmap | None = None
         self._plan: ImagePlan | None = None
@@ -75,6 +87,13 @@ class Slot:
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, sequence)
         self.sequence = sequence
 
+    def prepare(self, table: TensorTable) -> None:
+        """Reserve what a state like this one needs; whoever touches it first has it filled with zeros."""
+        plan = self._plan = plan_image(table.sources, self._plan)
+        self._reserve(
+            PAGE_BYTES + plan.size_bytes + _WORDS_BYTES + _WORDS_BYTES_PER_TENSOR * len(table.sources)
+        )
+
     def close(self) -> None:
         """Give the memory back, as far as this process holds it."""
         os.close(self.descriptor)
@@ -84,8 +103,9 @@ class Slot:
         if self._map is None or len(self._map) < size:
             # Some room, so that a growing journal of numbers in the words does not move everything.
             size = -(-(size + size // 64) // PAGE_BYTES) * PAGE_BYTES
-            os.ftruncate(self.descriptor, size)
-            self._map = mmap.mmap(self.descriptor, size)
+            with translated("enlarge", _MEMORY):
+                os.ftruncate(self.descriptor, size)
+                self._map = mmap.mmap(self.descriptor, size)
         return self._map
 
 
@@ -109,6 +129,16 @@ class SlotReader:
         """Return the number of the snapshot in the slot, or 0 if there is no whole one."""
         found = self._record()
         return 0 if found is None else found[0]
+
+    def populate(self) -> None:
+        """Have the kernel fill the memory of the slot with zeros now, which takes a second for each GB.
+
+        Only where nothing is in it yet; done here, the trainer is spared most of it at its first fill.
+        """
+        view = self._view()
+        if self._map is not None and len(view):
+            with suppress(OSError):
+                self._map.madvise(_MADV_POPULATE_WRITE)
 
     def read(self) -> Filled | None:
         """Return the snapshot, whose images are the shared memory itself; None if there is no whole one."""
@@ -143,7 +173,8 @@ class SlotReader:
             return memoryview(b"")
         if self._map is None or len(self._map) != size:
             # Writable, though nothing is written: direct I/O asks for the address of the memory.
-            self._map = mmap.mmap(self._descriptor, size)
+            with translated("look at", _MEMORY):
+                self._map = mmap.mmap(self._descriptor, size)
         return memoryview(self._map)
 
     def _shard_plan(self, shard: _Shard, image: memoryview) -> ShardPlan:

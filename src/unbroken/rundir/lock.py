@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,6 +20,7 @@ from unbroken.rundir.files import create_json, read_json, write_json
 from unbroken.rundir.lease import LEASE_SECONDS, Lease, is_changed, read_lease
 from unbroken.rundir.processes import ProcessIdentity, identify_self, is_alive
 from unbroken.rundir.tell import tell
+from unbroken.storage.base import TEMPORARY_PREFIX
 from unbroken.storage.failures import failed
 
 # What this process holds, by process and path. The kernel would give a process its own lock again, and
@@ -134,11 +136,28 @@ class RunLock:
             return
         # Without locks, only making a file is atomic. Of two that found the same holder dead one gets it;
         # should both, the number of the newest attempt and these words let one of them write.
-        if self.holder() != dead:
+        if dead is not None and not self._take_away(dead):
             raise self._busy()
-        self._holder_path.unlink(missing_ok=True)
         if not create_json(self._holder_path, said):
             raise self._busy()
+
+    def _take_away(self, dead: _Holder) -> bool:
+        """Remove the words of a dead holder; False if they were replaced meanwhile by those of a live one."""
+        aside = self._holder_path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+        try:
+            # Renamed before it is looked at: to look first would be to remove what came in between.
+            os.rename(self._holder_path, aside)
+        except FileNotFoundError:
+            # Another starter was faster; which of us makes the new file is decided by making it.
+            return True
+        try:
+            if read_json(aside) == dead[1]:
+                return True
+            with suppress(FileExistsError):
+                os.link(aside, self._holder_path)
+            return False
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _lock(self) -> bool:
         """Lock the file, and return False if this file system has no locks."""

@@ -30,7 +30,7 @@ class Storage(Protocol):
 
     Keys are relative, with `/` between segments. A *tree* is everything below a key. Every method
     raises `StorageError` (or a class below it) that names the operation and the key; after an
-    error readers see what was there before.
+    error readers see what was there before or, if only the last wait for the disk failed, what is new.
     """
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:

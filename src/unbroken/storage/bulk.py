@@ -13,6 +13,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from unbroken.storage.base import Buffer
@@ -22,7 +23,8 @@ PAGE_BYTES = 4096
 BULK_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 _THREADS = 4
-_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY}
+# How file systems say that they have no such thing.
+_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS}
 
 
 def write_file(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -43,8 +45,9 @@ def write_file(path: Path, chunks: Iterable[Buffer]) -> int:
         finally:
             os.close(descriptor)
     except Exception:
-        # The half-written file must not keep a full disk full.
-        path.unlink(missing_ok=True)
+        # The half-written file must not keep a full disk full. The first error is the one to tell.
+        with suppress(OSError):
+            os.unlink(path)
         raise
     return offset
 
@@ -54,31 +57,55 @@ def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> N
     if len(view) < BULK_BYTES or offset % PAGE_BYTES or _address(view) % PAGE_BYTES:
         body = 0
     if body:
-        _reserve(descriptor, offset, len(view))
+        _reserve_or_not(descriptor, offset, len(view))
         direct = _open_direct(path)
         try:
-            target = descriptor if direct is None else direct
-            _in_threads(lambda start: _write_piece(target, direct, view[:body], offset, start), body)
+            _in_threads(lambda start: _write_piece(descriptor, direct, view[:body], offset, start), body)
         finally:
             if direct is not None:
                 os.close(direct)
     _write_all(descriptor, view[body:], offset + body)
 
 
-def _reserve(descriptor: int, offset: int, size: int) -> None:
+def reserve(descriptor: int, offset: int, size: int) -> None:
+    """Have the file system set blocks aside, or say why it cannot.
+
+    Not `os.posix_fallocate`: where a file system has none, the C library writes into every page instead.
+    """
+    if not hasattr(_LIBC, "fallocate"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _LIBC.fallocate(descriptor, 0, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _reserve_or_not(descriptor: int, offset: int, size: int) -> None:
     """Take the blocks at once: they lie together, and a full disk shows before anything is written."""
     try:
-        os.posix_fallocate(descriptor, offset, size)
+        reserve(descriptor, offset, size)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        # A signal may end the wait for many blocks; then they are taken as they are written.
+        if error.errno not in {*_UNSUPPORTED, errno.EINTR}:
             raise
 
 
-def _write_piece(target: int, direct: int | None, view: memoryview, offset: int, start: int) -> None:
+def _write_piece(descriptor: int, direct: int | None, view: memoryview, offset: int, start: int) -> None:
     piece = view[start : start + _PIECE_BYTES]
-    _write_all(target, piece, offset + start)
-    if direct is None:
-        _start_writing_back(target, offset + start, len(piece))
+    if direct is not None and _write_direct(direct, piece, offset + start):
+        return
+    _write_all(descriptor, piece, offset + start)
+    _start_writing_back(descriptor, offset + start, len(piece))
+
+
+def _write_direct(direct: int, piece: memoryview, offset: int) -> bool:
+    """Return whether it was written: some file systems refuse only now, or an end that is not aligned."""
+    try:
+        _write_all(direct, piece, offset)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return False
+    return True
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
@@ -116,13 +143,30 @@ def _in_threads(act: Callable[[int], None], size: int) -> None:
         threading.Thread(target=_work, args=(act, starts, errors), name="unbroken-writer")
         for _ in range(min(_THREADS, -(-size // _PIECE_BYTES)) - 1)
     ]
-    for helper in helpers:
-        helper.start()
+    started = [helper for helper in helpers if _start(helper)]
     _work(act, starts, errors)
-    for helper in helpers:
-        helper.join()
+    for helper in started:
+        _wait_for(helper, errors)
     if errors:
         raise errors[0]
+
+
+def _start(helper: threading.Thread) -> bool:
+    try:
+        helper.start()
+    except RuntimeError:
+        # No more threads on this machine, or for this user: the others do its share.
+        return False
+    return True
+
+
+def _wait_for(helper: threading.Thread, errors: list[BaseException]) -> None:
+    # Even when interrupted: our caller closes the files, and another one may get their numbers.
+    while helper.is_alive():
+        try:
+            helper.join()
+        except BaseException as error:  # noqa: BLE001 - raised again when all have ended
+            errors.append(error)
 
 
 def _work(act: Callable[[int], None], starts: Iterator[int], errors: list[BaseException]) -> None:

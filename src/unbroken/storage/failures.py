@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
-from unbroken.storage.base import missing
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # No rights, a read-only file system, or a file where a directory has to be.
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+_MOUNT_ANEW = "the connection to this mount is gone: mount it anew, then retry"
 _REMEDIES = {
+    errno.ENOENT: "it was never there, or something removed it meanwhile: look at what is there",
     errno.ENOSPC: "free space or inodes on that disk, then retry",
     errno.EDQUOT: "free space within the quota, or have it raised, then retry",
     errno.EFBIG: "raise the limit on file sizes (`ulimit -f`), or use another file system",
     errno.EROFS: "mount it for writing; the kernel mounts a damaged disk read-only, so look at its log",
     errno.EIO: "the disk reports an error: look at the kernel's log, and copy the run to another disk",
+    errno.EUCLEAN: "this file system is damaged: unmount it, repair it with fsck, then retry",
+    errno.ENXIO: "the device is gone: look at the kernel's log and the cables, then mount it anew",
+    errno.ENODEV: "the device is gone: look at the kernel's log and the cables, then mount it anew",
+    errno.EBUSY: "something else has it in use: see what with `lsof` or `fuser`, then retry",
     errno.ESTALE: "the server of this mount has lost the file: mount it anew, then retry",
+    errno.ENOTCONN: _MOUNT_ANEW,
+    errno.ESHUTDOWN: _MOUNT_ANEW,
     errno.ETIMEDOUT: "the server of this mount does not answer: look at the network, then retry",
     errno.EMFILE: "too many files are open in this process: raise `ulimit -n`",
     errno.ENFILE: "too many files are open on this machine: close some, or raise fs.file-max",
@@ -46,7 +53,5 @@ def translated(operation: str, key: str) -> Iterator[None]:
     """Turn the OSErrors of the block into StorageErrors that name the operation and the key."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise missing(operation, key) from error
     except OSError as error:
         raise failed(operation, key, error) from error

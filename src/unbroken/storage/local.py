@@ -2,16 +2,19 @@
 
 The durable rename (write beside, fsync the file, rename, fsync the directory) follows what the
 POSIX file systems promise and no more; see Pillai et al., "All File Systems Are Not Created Equal"
-(OSDI 2014).
+(OSDI 2014). On a network file system (NFS) a call may fail although it was done, because the answer
+was lost and the server was asked again: so what failed is looked at before it is believed.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from unbroken.storage.base import (
     TEMPORARY_PREFIX,
@@ -25,9 +28,17 @@ from unbroken.storage.base import (
 )
 from unbroken.storage.failures import translated
 
-# Other file systems have no links, allow no more of them, or not to there: then the bytes are copied.
+_T = TypeVar("_T")
+
 _PIECE_BYTES = 16 << 20
+# Other file systems have no links, allow no more of them, or not to there: then the bytes are copied.
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+# Directories cannot be synced there; nothing can be done about it.
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+# How much is free is not told there.
+_NOT_TOLD = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+# A file that a reader has open: on NFS its name stays, as .nfs..., until the reader closes it.
+_IN_USE = {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY}
 
 
 class LocalStorage:
@@ -35,6 +46,7 @@ class LocalStorage:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._reachable: set[Path] = set()
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -42,22 +54,22 @@ class LocalStorage:
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
         with translated("write", key):
-            self._make_directory(path.parent)
-            temporary = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
+            _make_directory(path.parent)
+            temporary = _hidden_in(path.parent)
+            size = _write_file(temporary, chunks)
             try:
-                size = _write_file(temporary, chunks)
-                os.replace(temporary, path)
+                _rename(temporary, path)
             except BaseException:
-                with suppress(FileNotFoundError):
-                    temporary.unlink()
+                with suppress(OSError):
+                    os.unlink(temporary)
                 raise
-            sync_directory(path.parent)
+            self._sync_names(path.parent)
         return size
 
     def stage(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
         with translated("stage", key):
-            self._make_directory(path.parent)
+            _make_directory(path.parent)
             try:
                 return _write_file(path, chunks)
             except FileExistsError:
@@ -66,45 +78,47 @@ class LocalStorage:
     def copy(self, source: str, target: str) -> int:
         old, new = self._path(source), self._path(target)
         with translated("copy", f"{source} -> {target}"):
-            self._make_directory(new.parent)
-            try:
-                os.link(old, new, follow_symlinks=False)
-                return 0
-            except FileExistsError:
-                raise exists("copy", target) from None
-            except OSError as error:
-                if error.errno not in _NO_LINK:
-                    raise
-        return self.stage(target, _pieces(old))
+            _make_directory(new.parent)
+            if _look_at(new) is not None:
+                raise exists("copy", target)
+            return 0 if _link(old, new) else _write_file(new, _pieces(old))
 
     def move(self, source: str, target: str) -> None:
         old, new = self._path(source), self._path(target)
         with translated("move", f"{source} -> {target}"):
-            if not os.path.lexists(old):
+            found = _look_at(old)
+            if found is None:
                 raise missing("move", source)
-            # rename(2) would replace an empty directory or a file without a word.
-            if os.path.lexists(new):
+            # rename(2) would replace a file or an empty directory without a word; never a whole tree,
+            # so that a writer who gets in between here destroys nothing.
+            if _look_at(new) is not None:
                 raise exists("move", target)
-            if old.is_dir():
+            if stat.S_ISDIR(found.st_mode):
                 # The entries of the tree must be durable before its name is.
                 _sync_tree(old)
-            self._make_directory(new.parent)
-            os.rename(old, new)
-            sync_directory(new.parent)
+            _make_directory(new.parent)
+            try:
+                _rename(old, new)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise exists("move", target) from error
+                raise
+            self._sync_names(new.parent)
             if old.parent != new.parent:
                 sync_directory(old.parent)
 
     def read(self, key: str, start: int = 0, size_bytes: int | None = None) -> bytearray:
         path = self._path(key)
         with translated("read", key):
-            expected = path.stat().st_size - start if size_bytes is None else size_bytes
+            expected = _afresh(lambda: os.stat(path)).st_size - start if size_bytes is None else size_bytes
         value = bytearray(max(expected, 0))
         self.read_into(key, start, memoryview(value))
         return value
 
     def read_into(self, key: str, start: int, target: memoryview) -> None:
+        path = self._path(key)
         with translated("read", key):
-            found = _read_into(self._path(key), start, target)
+            found = _afresh(lambda: _read_into(path, start, target))
         if found < len(target):
             raise cut_short(key, len(target), found)
 
@@ -112,56 +126,54 @@ class LocalStorage:
         path = self._path(key)
         with translated("size", key):
             try:
-                found = path.stat()
+                found = _afresh(lambda: os.stat(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            return None if path.is_dir() else found.st_size
+        return None if stat.S_ISDIR(found.st_mode) else found.st_size
 
     def list(self, prefix: str = "") -> Names:
-        path = self._path(prefix) if prefix else self.root
         with translated("list", prefix or "."):
-            try:
-                return sorted(name for name in os.listdir(path) if not name.startswith(TEMPORARY_PREFIX))
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+            return [name for name in self._names(prefix) if not name.startswith(TEMPORARY_PREFIX)]
 
     def delete(self, key: str) -> None:
         path = self._path(key)
         with translated("delete", key):
-            if not os.path.lexists(path):
+            found = _look_at(path)
+            if found is None:
                 return
-            if path.is_symlink() or not path.is_dir():
-                path.unlink()
+            if not stat.S_ISDIR(found.st_mode):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
             else:
                 # Renamed first: a reader never meets half a tree, and a crash leaves a hidden name only.
-                doomed = path.parent / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
-                os.rename(path, doomed)
+                doomed = _hidden_in(path.parent)
+                try:
+                    _rename(path, doomed)
+                except FileNotFoundError:
+                    return
                 sync_directory(path.parent)
-                _remove_tree(doomed)
+                _remove(doomed)
             sync_directory(path.parent)
 
     def sweep(self, prefix: str = "") -> Names:
         """Remove what crashed writes and deletes left directly below `prefix`; return the names.
 
-        Only for the single writer of that prefix: another one's temporary files look the same.
+        What a reader still has open on a network file system stays, for a later sweep. Only for the
+        single writer of that prefix: another one's temporary files look the same.
         """
         path = self._path(prefix) if prefix else self.root
         with translated("sweep", prefix or "."):
-            names = sorted(os.listdir(path)) if path.is_dir() else []
-            left = [name for name in names if name.startswith(TEMPORARY_PREFIX)]
-            for name in left:
-                if (path / name).is_dir():
-                    _remove_tree(path / name)
-                else:
-                    (path / name).unlink()
-            return left
+            left = [name for name in self._names(prefix) if name.startswith(TEMPORARY_PREFIX)]
+            return [name for name in left if _remove(path / name)]
 
     def space(self) -> Space | None:
-        place = self.root
-        while not place.exists() and place != place.parent:
-            place = place.parent
         with translated("look at the space of", str(self.root)):
-            found = os.statvfs(place)
+            try:
+                found = _file_system_of(self.root)
+            except OSError as error:
+                if error.errno not in _NOT_TOLD:
+                    raise
+                return None
         # Some file systems (btrfs, many network ones) make inodes as they need them, and say 0.
         inodes = found.f_favail if found.f_files else None
         return Space(free_bytes=found.f_bavail * found.f_frsize, free_files=inodes)
@@ -169,13 +181,78 @@ class LocalStorage:
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def _make_directory(self, path: Path) -> None:
-        if path.is_dir():
+    def _names(self, prefix: str) -> Names:
+        path = self._path(prefix) if prefix else self.root
+        try:
+            return sorted(_afresh(lambda: os.listdir(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _sync_names(self, directory: Path) -> None:
+        """Make the names in `directory` durable, and, once, those that lead to it from the root.
+
+        Who made those directories may have died, or failed, before it could sync their names.
+        """
+        sync_directory(directory)
+        while directory != self.root and directory not in self._reachable:
+            sync_directory(directory.parent)
+            self._reachable.add(directory)
+            directory = directory.parent
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _hidden_in(directory: Path) -> Path:
+    return directory / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}"
+
+
+def _look_at(path: Path) -> os.stat_result | None:
+    """Return what is at `path` itself, or None; an error other than its absence is raised."""
+    try:
+        return _afresh(lambda: os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _file_system_of(path: Path) -> os.statvfs_result:
+    """Return what is known of the file system that `path` lies on, or will lie on once it is made."""
+    try:
+        return os.statvfs(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if path == path.parent:
+            raise
+        return _file_system_of(path.parent)
+
+
+def _afresh(look: Callable[[], _T]) -> _T:
+    """Call `look`, and once more if what the system remembered of a file of a server is outdated."""
+    try:
+        return look()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return look()
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
             return
-        self._make_directory(path.parent)
-        with suppress(FileExistsError):
-            path.mkdir()
-            sync_directory(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        _make_directory(path.parent)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    sync_directory(path.parent)
 
 
 def _write_file(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -183,6 +260,55 @@ def _write_file(path: Path, chunks: Iterable[Buffer]) -> int:
     from unbroken.storage.bulk import write_file
 
     return write_file(path, chunks)
+
+
+def _rename(old: Path, new: Path) -> None:
+    moved = os.lstat(old)
+    try:
+        os.rename(old, new)
+    except OSError:
+        if not _is_at(new, moved):
+            raise
+
+
+def _link(old: Path, new: Path) -> bool:
+    """Give `old` the further name `new`; return False where that cannot be."""
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return False
+        if not _is_at(new, os.lstat(old)):
+            raise
+    return True
+
+
+def _is_at(path: Path, file: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.lstat(path), file)
+    return False
+
+
+def _remove(path: Path) -> bool:
+    """Remove the file or the tree at `path`; return False if something in it is still in use."""
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            with os.scandir(path) as entries:
+                below = [Path(entry.path) for entry in entries]
+            # All of them, whatever becomes of the first.
+            gone = [_remove(entry) for entry in below]
+            if not all(gone):
+                return False
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno not in _IN_USE:
+            raise
+        return False
+    return True
 
 
 def _read_into(path: Path, start: int, target: memoryview) -> int:
@@ -200,28 +326,18 @@ def _read_into(path: Path, start: int, target: memoryview) -> int:
         os.close(descriptor)
 
 
-def _remove_tree(path: Path) -> None:
-    # Loaded here for the same reason.
-    from shutil import rmtree
-
-    rmtree(path)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in the directory `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sync_tree(path: Path) -> None:
-    for directory, _, _ in os.walk(path, topdown=False):
-        sync_directory(Path(directory))
+    with os.scandir(path) as entries:
+        below = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for directory in below:
+        _sync_tree(directory)
+    sync_directory(path)
 
 
 def _pieces(path: Path) -> Iterable[Buffer]:
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while piece := os.read(descriptor, _PIECE_BYTES):
             yield piece
+    finally:
+        os.close(descriptor)

@@ -1,13 +1,25 @@
-"""A storage that fails or dies at a chosen operation, for kill-point and error tests."""
+"""Faults where a test wants them: in an operation of a storage, or in a system call below it."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest.mock import patch
 
+from unbroken.storage import bulk, local
 from unbroken.storage.base import Buffer, Names, Space, Storage
 
 _T = TypeVar("_T")
+
+# What the storage asks of the system. Closing is left out: it always happens.
+_CALLS = {
+    *("open", "read", "preadv", "pwrite", "fsync", "stat", "lstat", "listdir", "scandir", "statvfs"),
+    *("mkdir", "rename", "replace", "link", "unlink", "rmdir"),
+}
 
 
 class Killed(BaseException):
@@ -82,3 +94,89 @@ class FaultyStorage:
 
 def _die() -> None:
     raise Killed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemCall:
+    """A call that `LocalStorage` is about to make; `number` counts them from 0."""
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...]
+    make: Callable[[], Any]
+
+
+# Makes the call, or raises, or both; what it returns the storage gets.
+Rule = Callable[[SystemCall], Any]
+
+
+@contextmanager
+def system_calls(rule: Rule | None = None) -> Iterator[list[SystemCall]]:
+    """Pass every system call of `LocalStorage` through `rule`; yields a list that those made are put on.
+
+    with system_calls(fails(at=3, error=errno.EIO)):
+        storage.write("key", [b"value"])
+    """
+    made: list[SystemCall] = []
+    numbers = itertools.count()
+
+    def pass_on(name: str, real: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        call = SystemCall(
+            number=next(numbers), name=name, arguments=arguments, make=lambda: real(*arguments, **options)
+        )
+        made.append(call)
+        return call.make() if rule is None else rule(call)
+
+    system = _System(pass_on)
+    reserve = bulk.reserve
+    with (
+        patch.object(local, "os", system),
+        patch.object(bulk, "os", system),
+        patch.object(bulk, "reserve", lambda *arguments: pass_on("fallocate", reserve, *arguments)),
+    ):
+        yield made
+
+
+class _System:
+    """Stands in for the module `os`."""
+
+    def __init__(self, pass_on: Callable[..., Any]) -> None:
+        self._pass_on = pass_on
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(os, name)
+        if name not in _CALLS:
+            return found
+        return lambda *arguments, **options: self._pass_on(name, found, *arguments, **options)
+
+
+def fails(at: int, error: int, *, times: int = 1) -> Rule:
+    """From the call with number `at` on, `times` calls fail with the errno `error`, and do nothing."""
+
+    def rule(call: SystemCall) -> Any:
+        if at <= call.number < at + times:
+            raise OSError(error, os.strerror(error))
+        return call.make()
+
+    return rule
+
+
+def dies(at: int, *, after_effect: bool = False) -> Rule:
+    """The process dies in the call with number `at`: no later one has an effect, cleaning up neither.
+
+    Without `after_effect` the call is not made, but for a write: that is half done.
+    """
+
+    def rule(call: SystemCall) -> Any:
+        if call.number < at:
+            return call.make()
+        if call.number == at and after_effect:
+            call.make()
+        elif call.number == at and call.name == "pwrite":
+            descriptor, view, offset = call.arguments
+            # Direct I/O wants whole pages.
+            half = len(view) // 2
+            os.pwrite(descriptor, view[: half - half % 4096 or half], offset)
+        raise Killed
+
+    return rule

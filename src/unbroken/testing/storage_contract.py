@@ -101,6 +101,17 @@ class StorageContract:
             storage.stage("s/1", [b"second"])
         assert storage.read("s/1") == b"first"
 
+    def test_a_stage_that_fails_leaves_nothing_and_can_be_repeated(self, storage: Storage) -> None:
+        def chunks() -> Iterator[Buffer]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            storage.stage("s/1", chunks())
+        assert storage.list("s") == []
+        storage.stage("s/1", [b"whole"])
+        assert storage.read("s/1") == b"whole"
+
     def test_a_copy_is_whole_and_outlives_its_source(self, storage: Storage) -> None:
         storage.write("a/b", [b"hello"])
         assert storage.copy("a/b", ".staging/b") in (0, 5)
