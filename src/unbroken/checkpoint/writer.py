@@ -52,6 +52,7 @@ def write_checkpoint(
         data = encode_manifest(manifest)
         storage.stage(f"{staging}/{layout.MANIFEST}", [data])
         storage.stage(f"{staging}/{layout.MANIFEST_DIGEST}", [_digest_line(data)])
+        storage.sync(staging)
         before_commit()
         # Commit point: until this rename no reader looks into the staging directory.
         storage.move(staging, f"{layout.CHECKPOINTS}/{name}")

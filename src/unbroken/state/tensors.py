@@ -80,6 +80,11 @@ def memory_at(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
+def address_of(memory: memoryview) -> int:
+    """Return where `memory`, which may be written, lies."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
 def bytes_of(source: TensorSource) -> memoryview:
     """Return the bytes of a tensor: its own memory where that lies in order, otherwise a copy."""
     size, address = size_bytes(source.dtype, source.shape), source.address

@@ -263,7 +263,10 @@ class Decoder:
 
 def join(path: str, key: object) -> str:
     """Return the path of `key` below `path`; a `/` inside a key is escaped as in URLs."""
-    return f"{path}/{str(key).replace('%', '%25').replace('/', '%2F')}"
+    name = str(key)
+    if "%" in name or "/" in name:
+        name = name.replace("%", "%25").replace("/", "%2F")
+    return f"{path}/{name}"
 
 
 def _loaded_class(name: str) -> Any:

@@ -44,9 +44,13 @@ class Storage(Protocol):
     def stage(self, key: str, chunks: Iterable[Buffer]) -> int:
         """Store `chunks` under `key`, inside a tree that `move` will publish later.
 
-        The bytes are durable once this returns, their name only once `move` has returned; a crash
-        in between leaves rubbish below the staging key, nowhere else. Refuses an existing key.
+        The bytes are durable once `sync` has returned, their name once `move` has; a crash in between
+        leaves rubbish below the staging key, nowhere else. Refuses an existing key.
         """
+        ...
+
+    def sync(self, tree: str) -> None:
+        """Make durable what this object has staged below `tree`; all at once costs less than one by one."""
         ...
 
     def copy(self, source: str, target: str) -> int:

@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,29 +27,42 @@ _THREADS = 4
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS}
 
 
-def write_file(path: Path, chunks: Iterable[Buffer]) -> int:
-    """Make the file `path` of `chunks`, durable but for its name, and return its size.
+def write_open(path: Path, chunks: Iterable[Buffer]) -> tuple[int, int]:
+    """Make the file `path` of `chunks`; return its size, and the descriptor that `sync_all` is to be given.
 
     Raises FileExistsError if it exists. On an error the file is removed again.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            offset = 0
-            for chunk in chunks:
-                view = memoryview(chunk).cast("B")
-                _write_view(descriptor, path, view, offset)
-                offset += len(view)
-            # On the descriptor that wrote: an error of writing back is told to no other for certain.
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except Exception:
-        # The half-written file must not keep a full disk full. The first error is the one to tell.
-        with suppress(OSError):
-            os.unlink(path)
+        offset = 0
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            _write_view(descriptor, path, view, offset)
+            offset += len(view)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, Exception):
+            # The half-written file must not keep a full disk full. The first error is the one to tell.
+            with suppress(OSError):
+                os.unlink(path)
         raise
-    return offset
+    return offset, descriptor
+
+
+def sync_all(descriptors: Sequence[int]) -> None:
+    """Make durable what was written on `descriptors`, and close them. Raises the first error.
+
+    On the descriptors that wrote: an error of writing back is told to no other for certain. In threads: a
+    journal that is committed for one file takes the others along.
+    """
+    errors: list[BaseException] = []
+    try:
+        _share(os.fsync, descriptors, errors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if errors:
+        raise errors[0]
 
 
 def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> None:
@@ -137,18 +150,23 @@ def _start_writing_back(descriptor: int, offset: int, size: int) -> None:
 
 def _in_threads(act: Callable[[int], None], size: int) -> None:
     """Call `act` with the start of each piece of `size` bytes; raise the first error after all ended."""
-    starts = iter(range(0, size, _PIECE_BYTES))
     errors: list[BaseException] = []
-    helpers = [
-        threading.Thread(target=_work, args=(act, starts, errors), name="unbroken-writer")
-        for _ in range(min(_THREADS, -(-size // _PIECE_BYTES)) - 1)
-    ]
-    started = [helper for helper in helpers if _start(helper)]
-    _work(act, starts, errors)
-    for helper in started:
-        _wait_for(helper, errors)
+    _share(act, range(0, size, _PIECE_BYTES), errors)
     if errors:
         raise errors[0]
+
+
+def _share(act: Callable[[int], None], items: Sequence[int], errors: list[BaseException]) -> None:
+    """Call `act` with each of `items`, in several threads if there is more than one."""
+    waiting = iter(items)
+    helpers = [
+        threading.Thread(target=_work, args=(act, waiting, errors), name="unbroken-writer")
+        for _ in range(min(_THREADS, len(items)) - 1)
+    ]
+    started = [helper for helper in helpers if _start(helper)]
+    _work(act, waiting, errors)
+    for helper in started:
+        _wait_for(helper, errors)
 
 
 def _start(helper: threading.Thread) -> bool:
@@ -169,13 +187,13 @@ def _wait_for(helper: threading.Thread, errors: list[BaseException]) -> None:
             errors.append(error)
 
 
-def _work(act: Callable[[int], None], starts: Iterator[int], errors: list[BaseException]) -> None:
+def _work(act: Callable[[int], None], waiting: Iterator[int], errors: list[BaseException]) -> None:
     try:
-        # One iterator for all threads: `next` on a range iterator is atomic.
-        for start in starts:
+        # One iterator for all threads: `next` on the iterator of a range or a list is atomic.
+        for item in waiting:
             if errors:
                 return
-            act(start)
+            act(item)
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
         errors.append(error)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +47,8 @@ class LocalStorage:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._reachable: set[Path] = set()
+        # What is staged and not yet durable, by path: the descriptors that wrote it.
+        self._staged: dict[Path, int] = {}
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -54,10 +56,11 @@ class LocalStorage:
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
         with translated("write", key):
-            _make_directory(path.parent)
+            self._make_directory(path.parent)
             temporary = _hidden_in(path.parent)
-            size = _write_file(temporary, chunks)
+            size, descriptor = _write_open(temporary, chunks)
             try:
+                _sync_all([descriptor])
                 _rename(temporary, path)
             except BaseException:
                 with suppress(OSError):
@@ -69,23 +72,32 @@ class LocalStorage:
     def stage(self, key: str, chunks: Iterable[Buffer]) -> int:
         path = self._path(key)
         with translated("stage", key):
-            _make_directory(path.parent)
+            self._make_directory(path.parent)
             try:
-                return _write_file(path, chunks)
+                size, self._staged[path] = _write_open(path, chunks)
             except FileExistsError:
                 raise exists("stage", key) from None
+        return size
+
+    def sync(self, tree: str) -> None:
+        with translated("sync", tree):
+            _sync_all(self._take_staged(self._path(tree)))
 
     def copy(self, source: str, target: str) -> int:
         old, new = self._path(source), self._path(target)
         with translated("copy", f"{source} -> {target}"):
-            _make_directory(new.parent)
+            self._make_directory(new.parent)
             if _look_at(new) is not None:
                 raise exists("copy", target)
-            return 0 if _link(old, new) else _write_file(new, _pieces(old))
+            if _link(old, new):
+                return 0
+            size, self._staged[new] = _write_open(new, _pieces(old))
+        return size
 
     def move(self, source: str, target: str) -> None:
         old, new = self._path(source), self._path(target)
         with translated("move", f"{source} -> {target}"):
+            _sync_all(self._take_staged(old))
             found = _look_at(old)
             if found is None:
                 raise missing("move", source)
@@ -96,7 +108,7 @@ class LocalStorage:
             if stat.S_ISDIR(found.st_mode):
                 # The entries of the tree must be durable before its name is.
                 _sync_tree(old)
-            _make_directory(new.parent)
+            self._make_directory(new.parent)
             try:
                 _rename(old, new)
             except OSError as error:
@@ -137,6 +149,8 @@ class LocalStorage:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
+        for descriptor in self._take_staged(path):
+            os.close(descriptor)
         with translated("delete", key):
             found = _look_at(path)
             if found is None:
@@ -180,6 +194,23 @@ class LocalStorage:
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
+
+    def _make_directory(self, path: Path) -> None:
+        try:
+            if stat.S_ISDIR(os.stat(path).st_mode):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            self._make_directory(path.parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        # The names below the root are synced when something that is there is published.
+        self._reachable.discard(path)
+        if self.root not in path.parents:
+            sync_directory(path.parent)
+
+    def _take_staged(self, tree: Path) -> Sequence[int]:
+        below = [path for path in self._staged if path == tree or tree in path.parents]
+        return [self._staged.pop(path) for path in below]
 
     def _names(self, prefix: str) -> Names:
         path = self._path(prefix) if prefix else self.root
@@ -244,22 +275,19 @@ def _afresh(look: Callable[[], _T]) -> _T:
         return look()
 
 
-def _make_directory(path: Path) -> None:
-    try:
-        if stat.S_ISDIR(os.stat(path).st_mode):
-            return
-    except (FileNotFoundError, NotADirectoryError):
-        _make_directory(path.parent)
-    with suppress(FileExistsError):
-        os.mkdir(path)
-    sync_directory(path.parent)
-
-
-def _write_file(path: Path, chunks: Iterable[Buffer]) -> int:
+def _write_open(path: Path, chunks: Iterable[Buffer]) -> tuple[int, int]:
     # Loaded here: looking at checkpoints must start fast, and writes nothing.
-    from unbroken.storage.bulk import write_file
+    from unbroken.storage.bulk import write_open
 
-    return write_file(path, chunks)
+    return write_open(path, chunks)
+
+
+def _sync_all(descriptors: Sequence[int]) -> None:
+    if descriptors:
+        # Loaded here for the same reason.
+        from unbroken.storage.bulk import sync_all
+
+        sync_all(descriptors)
 
 
 def _rename(old: Path, new: Path) -> None:

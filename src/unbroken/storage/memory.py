@@ -26,6 +26,9 @@ class MemoryStorage:
             raise exists("stage", key)
         return self.write(key, chunks)
 
+    def sync(self, tree: str) -> None:
+        check_key(tree)
+
     def copy(self, source: str, target: str) -> int:
         if check_key(source) not in self._values:
             raise missing("copy", source)

@@ -52,6 +52,9 @@ class FaultyStorage:
             return self.storage.stage(key, torn)
         return self._at_point(f"stage {key}", lambda: self.storage.stage(key, torn))
 
+    def sync(self, tree: str) -> None:
+        self._at_point(f"sync {tree}", lambda: self.storage.sync(tree))
+
     def copy(self, source: str, target: str) -> int:
         return self._at_point(f"copy {source} -> {target}", lambda: self.storage.copy(source, target))
 

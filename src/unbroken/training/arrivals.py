@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from unbroken.checkpoint.store import Checkpoint
-from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource
+from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, address_of
 
 
 class Arrivals:
@@ -58,9 +58,13 @@ class Flight:
             )
         return self._awaited[path]
 
-    def land(self) -> None:
-        """Read the bytes of everything that was made to where it was made, each verified."""
+    def land(self) -> dict[str, int]:
+        """Read the bytes of everything that was made to where it was made, each verified.
+
+        Returns the addresses that they went to.
+        """
         memory = {
             path: awaited.memory for path, awaited in self._awaited.items() if awaited.memory is not None
         }
         self._checkpoint.load_into(memory)
+        return {path: address_of(view) for path, view in memory.items()}

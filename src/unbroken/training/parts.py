@@ -23,6 +23,8 @@ from unbroken.training.randomness import RNG_PART, GlobalRandomness
 # Handlers of these names take over tensors that are filled later; the tensors of other parts are read at
 # once and kept until training goes on.
 _STREAMED = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
+# And these put them in place as they are: what was digested there need not be digested again.
+_PLACED = frozenset({"torch.optimizer"})
 # And these ask only that their live tensors get the bytes: they may be filled where they are.
 _FILLED_IN_PLACE = frozenset({"torch.module", "torch.tensor"})
 # Tensors of the same memory are tied weights here; elsewhere they are a coincidence of the moment.
@@ -95,9 +97,11 @@ class Parts:
                 + "\n  ".join(differences),
                 hint="resume with the objects that were saved, or start in a new run directory",
             )
-        changed = self._put(self._parts, manifest, arrivals)
+        changed, landed = self._put(self._parts, manifest, arrivals)
         self._restored = (manifest, arrivals)
-        wrong = self._unequal(manifest)
+        placed = {part.name for part in self._parts if part.handler.name in _PLACED}
+        known = {path: address for path, address in landed.items() if path.partition("/")[0] in placed}
+        wrong = self._unequal(manifest, known)
         if wrong:
             raise StateMismatchError(
                 f"step {manifest.step} was restored, but read back the live state differs at "
@@ -120,11 +124,13 @@ class Parts:
         parts = [part for part in self._parts if part.handler.name not in _STREAMED or part.name in touched]
         self._put(parts, manifest, arrivals)
 
-    def _put(self, parts: Sequence[_Part], manifest: Manifest, arrivals: Arrivals) -> list[str]:
-        """Restore `parts`, and return the settings that were overwritten."""
+    def _put(
+        self, parts: Sequence[_Part], manifest: Manifest, arrivals: Arrivals
+    ) -> tuple[list[str], dict[str, int]]:
+        """Restore `parts`; return the settings that were overwritten, and where bytes went by path."""
         flight = arrivals.flight(self._live_tensors())
         states = {part.name: _decode(part, manifest.parts[part.name], flight.get) for part in parts}
-        flight.land()
+        landed = flight.land()
         changed = []
         for part in parts:
             if isinstance(part.handler, ComparesSettings):
@@ -132,7 +138,7 @@ class Parts:
                 changed += [f"{part.name}: {line}" for line in settings]
         for part in sorted(parts, key=lambda part: part.handler.order):
             part.handler.restore(part.value, states[part.name])
-        return changed
+        return changed, landed
 
     def _live_tensors(self) -> dict[str, TensorSource]:
         table = TensorTable()
@@ -180,8 +186,12 @@ class Parts:
             f"{' = '.join(sorted(tied))}: tied in the checkpoint, not here" for tied in kept - live
         ]
 
-    def _unequal(self, manifest: Manifest) -> list[str]:
-        """Return the parts and tensors whose live state is not what the manifest says, sorted."""
+    def _unequal(self, manifest: Manifest, known: Mapping[str, int] | None = None) -> list[str]:
+        """Return the parts and tensors whose live state is not what the manifest says, sorted.
+
+        A tensor at the address that is `known` for its path was digested there already.
+        """
+        verified = known or {}
         table = TensorTable()
         entries = self.encode(table)
         wrong = [
@@ -192,7 +202,9 @@ class Parts:
         wrong += [
             path
             for path, source in table.sources.items()
-            if path in manifest.tensors and digest(bytes_of(source)) != manifest.tensors[path].digest
+            if path in manifest.tensors
+            and (path not in verified or source.address != verified[path])
+            and digest(bytes_of(source)) != manifest.tensors[path].digest
         ]
         return sorted(wrong)
 

@@ -30,6 +30,8 @@ _NAMES = {
     torch.int64: "I64",
     torch.float64: "F64",
 }
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -185,11 +187,10 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _refuse_unkeepable(tensor: torch.Tensor) -> None:
     problem = None
-    is_lazy = torch.nn.parameter.is_lazy(tensor)
-    if tensor.dtype in _NAMES and tensor.layout is torch.strided and tensor.is_cpu and not is_lazy:
+    if type(tensor) in _PLAIN and tensor.dtype in _NAMES and tensor.layout is _STRIDED and tensor.is_cpu:
         # Asked for at every leaf of a state: nearly all of them are of this kind.
         return
-    if is_lazy:
+    if torch.nn.parameter.is_lazy(tensor):
         problem, hint = "not initialised yet", "run one forward pass before the run starts"
     elif tensor.is_meta:
         problem, hint = "on the meta device", "materialise the model before the run starts"
