@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.errors import SaveFailedError, StaleWriterError
+from unbroken.errors import SaveFailedError, StaleWriterError, UsageError
 from unbroken.rundir import control
 from unbroken.rundir.identity import new_attempt
 
@@ -95,3 +96,37 @@ def no_space(descriptor: int) -> None:
 def no_space_for_the_saver(descriptor: int) -> None:
     if threading.current_thread() is not threading.main_thread():
         no_space(descriptor)
+
+
+class TestMemoryBudget:
+    def test_a_state_whose_copy_does_not_fit_is_refused_with_both_numbers(self, tmp_path: Path) -> None:
+        weight = torch.zeros(1 << 20)
+        with (
+            pytest.raises(UsageError, match=r"at most 1,000,000 bytes of memory, found 4,\d\d\d,\d\d\d"),
+            unbroken.Run(tmp_path, memory_budget_bytes=1_000_000, weight=weight) as run,
+        ):
+            steps(run, 1)
+
+    def test_snapshots_do_with_one_copy_where_two_do_not_fit(self, tmp_path: Path) -> None:
+        weight = torch.zeros(1 << 20)
+        with unbroken.Run(
+            tmp_path,
+            save=[unbroken.EverySteps(2)],
+            snapshot=[unbroken.EverySteps(1)],
+            memory_budget_bytes=6_000_000,
+            weight=weight,
+        ) as run:
+            for step in range(5):
+                weight.fill_(step + 1)
+                steps(run, 1)
+            assert len(run._saver._slots) == 1
+        for name in names(tmp_path):
+            checkpoint = CheckpointStore(tmp_path).get(name)
+            assert bytes(checkpoint.load()["weight"].data[:4]) == struct.pack("<f", checkpoint.step)
+
+
+def test_in_the_foreground_a_checkpoint_is_there_when_the_step_is_over(tmp_path: Path) -> None:
+    with unbroken.Run(tmp_path, save=[unbroken.EverySteps(1)], background=False) as run:
+        for step in (1, 2, 3):
+            steps(run, 1)
+            assert CheckpointStore(tmp_path).latest().step == step

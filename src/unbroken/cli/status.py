@@ -13,13 +13,17 @@ from unbroken.cli import output
 from unbroken.cli.target import find_run
 from unbroken.errors import UnbrokenError
 from unbroken.rundir import layout
+from unbroken.rundir.files import read_json
 from unbroken.rundir.heartbeat import read_heartbeat
 from unbroken.rundir.identity import read_run
+from unbroken.rundir.processes import ProcessIdentity, is_alive
 from unbroken.supervisor.progress import newest_listed
 from unbroken.supervisor.registry import known_runs
 from unbroken.supervisor.states import Snapshot, read_state
 
 _COLOURS = {"running": "green", "done": "green", "held": "red", "lost": "red", "unreadable": "red"}
+# The phase of a run that waits for space; training writes it, which nothing here may import.
+_DISK_FULL = "disk-full"
 _HEADER = ("RUN", "STATE", "ATTEMPT", "STEP", "BEAT", "CHECKPOINT", "DIRECTORY")
 
 
@@ -63,7 +67,7 @@ def describe_run(directory: Path) -> dict[str, Any]:
     """
     identity, state = read_run(directory), read_state(directory)
     attempt = state.attempt if state is not None else max(layout.attempts(directory), default=None)
-    return {
+    run = {
         "name": identity.name if identity is not None else None,
         "run_id": identity.run_id if identity is not None else None,
         "directory": str(directory),
@@ -72,6 +76,16 @@ def describe_run(directory: Path) -> dict[str, Any]:
         **_from_heartbeat(directory, attempt),
         "checkpoint": newest_listed(directory),
     }
+    if run["phase"] == _DISK_FULL and run["hint"] is None and _is_held(directory):
+        run["hint"] = f"free space on the disk of {directory}; training waits and goes on by itself"
+    return run
+
+
+def _is_held(directory: Path) -> bool:
+    """Tell whether a process has the run, as far as can be known: what died waiting does not go on."""
+    words = read_json(directory / layout.WRITER_FILE)
+    holder = ProcessIdentity.from_json(words) if words is not None else None
+    return holder is not None and is_alive(holder) is not False
 
 
 def _describe_leniently(name: str, directory: Path) -> dict[str, Any]:

@@ -87,12 +87,14 @@ class Slot:
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, sequence)
         self.sequence = sequence
 
+    def needs(self, table: TensorTable) -> int:
+        """Return about how many bytes of memory a state like this one takes."""
+        plan = self._plan = plan_image(table.sources, self._plan)
+        return PAGE_BYTES + plan.size_bytes + _WORDS_BYTES + _WORDS_BYTES_PER_TENSOR * len(table.sources)
+
     def prepare(self, table: TensorTable) -> None:
         """Reserve what a state like this one needs; whoever touches it first has it filled with zeros."""
-        plan = self._plan = plan_image(table.sources, self._plan)
-        self._reserve(
-            PAGE_BYTES + plan.size_bytes + _WORDS_BYTES + _WORDS_BYTES_PER_TENSOR * len(table.sources)
-        )
+        self._reserve(self.needs(table))
 
     def close(self) -> None:
         """Give the memory back, as far as this process holds it."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar, get_args
 
 from unbroken.errors import StorageFullError, UsageError
+from unbroken.rundir.tell import tell
 
 FullDiskPolicy = Literal["pause", "go-on", "fail"]
 PHASE = "disk-full"
@@ -16,8 +17,7 @@ _T = TypeVar("_T")
 class FullDisk:
     """What to do when something cannot be written for want of space.
 
-    `beat(phase)` shows it in the heartbeat, `tell(line)` to people, and `is_asked_to_stop()` ends the
-    waiting. "pause" tries again every `retry_seconds` until there is space.
+    `beat(phase)` shows it in the heartbeat, and `is_asked_to_stop()` ends the waiting. "pause" tries again every `retry_seconds` until there is space.
     """
 
     def __init__(
@@ -25,7 +25,6 @@ class FullDisk:
         policy: FullDiskPolicy,
         *,
         beat: Callable[[str], None],
-        tell: Callable[[str], None],
         is_asked_to_stop: Callable[[], bool],
         retry_seconds: float = 1.0,
     ) -> None:
@@ -36,7 +35,6 @@ class FullDisk:
             )
         self._policy = policy
         self._beat = beat
-        self._tell = tell
         self._is_asked_to_stop = is_asked_to_stop
         self._retry_seconds = retry_seconds
         self.given_up = 0
@@ -58,18 +56,23 @@ class FullDisk:
         if self._policy == "go-on":
             self.given_up += 1
             if self.given_up == 1:
-                self._tell(f"{what} could not be written, training goes on without: {error.message}")
+                tell(f"{what} could not be written, training goes on without: {error.message}")
             return None
         return self._wait(error, again, what)
+
+    def tell_given_up(self) -> None:
+        """Say how much was given up, if anything was."""
+        if self.given_up:
+            tell(f"the disk was full: {self.given_up} writes were given up on the way")
 
     def lose(self, error: StorageFullError, what: str) -> None:
         """Do without `what`, which is not worth waiting for; raises `error` with "fail"."""
         if self._policy == "fail":
             raise error
-        self._tell(f"{what} is lost: {error.message}")
+        tell(f"{what} is lost: {error.message}")
 
     def _wait(self, error: StorageFullError, again: Callable[[], _T], what: str) -> _T:
-        self._tell(f"training waits for space to write {what}: {error.message}")
+        tell(f"training waits for space to write {what}: {error.message}")
         since = time.monotonic()
         while True:
             self._beat(PHASE)
@@ -81,6 +84,6 @@ class FullDisk:
             except StorageFullError as still:
                 error = still
                 continue
-            self._tell(f"{what} is written after {time.monotonic() - since:.0f} seconds, training goes on")
+            tell(f"{what} is written after {time.monotonic() - since:.0f} seconds, training goes on")
             self._beat("training")
             return found

@@ -50,10 +50,10 @@ class Run:
     of a checkpoint. `config` is kept in every checkpoint, and a change of it is reported. `handlers`
     are asked before our own how the state of a part is taken out and put back.
 
-    Checkpoints are written beside training; with `background=False` training waits for each. `snapshot`
-    says when to copy the state to memory that outlives this process: should it be killed or crash, the
-    newest copy becomes a checkpoint. `full_disk` says what to do while the disk is full: "pause"
-    training until there is space, "go-on" without saving, or "fail".
+    Checkpoints are written beside training; with `background=False` training waits. `snapshot` says when
+    to copy the state to memory that outlives this process: should it be killed or crash, the newest copy
+    becomes a checkpoint. Copies take at most `memory_budget_bytes`. `full_disk` says what to do while the
+    disk is full: "pause" training until there is space, "go-on" without saving, or "fail".
 
     A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
     `unbroken stop` asks to stop: the loop is then left by SystemExit with code 75.
@@ -75,6 +75,7 @@ class Run:
         config: object = None,
         background: bool = True,
         full_disk: FullDiskPolicy = "pause",
+        memory_budget_bytes: int | None = None,
         handlers: Sequence[StateHandler] = (),
         **parts: Any,
     ) -> None:
@@ -84,8 +85,11 @@ class Run:
         self._save_policies = policies("save", save)
         self._snapshot_policies = policies("snapshot", snapshot)
         self._in_background = background
+        self._memory_budget_bytes = memory_budget_bytes
         self._full_disk = FullDisk(
-            full_disk, beat=self._beat, tell=tell, is_asked_to_stop=self._is_asked_to_stop
+            full_disk,
+            beat=self._beat,
+            is_asked_to_stop=lambda: self._requests.stop_reason() is not None,
         )
         self._keep = policies("keep", keep)
         self._resume = resume
@@ -109,12 +113,11 @@ class Run:
             raise
         self._saver = Saver(
             self.directory,
-            self._attempt.journal,
-            run_id=self._attempt.run.run_id,
-            attempt=self._attempt.number,
+            self._attempt,
             keep=self._keep,
             keeps_snapshots=bool(self._snapshot_policies),
             full_disk=self._full_disk,
+            memory_budget_bytes=self._memory_budget_bytes,
         )
         self._saves = Saves(
             self._saver,
@@ -358,6 +361,7 @@ class Run:
         self._beat("done")
         self._attempt.say(self._words("completed", "the training loop ended"))
         tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
+        self._full_disk.tell_given_up()
 
     def _fail(self, error: BaseException) -> None:
         try:
@@ -371,9 +375,6 @@ class Run:
         return LastWords(
             ending=ending, step=self.step_count, checkpoint=self._saver.newest_name, reason=reason
         )
-
-    def _is_asked_to_stop(self) -> bool:
-        return self._requests.stop_reason() is not None
 
     def _log(self, kind: str, metrics: dict[str, int | float]) -> None:
         epoch = self._position.epoch

@@ -10,14 +10,14 @@ from pathlib import Path
 from unbroken.checkpoint.retention import RetentionPolicy
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
-from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError
+from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError, UsageError
 from unbroken.handover.client import Writer, start_writer
 from unbroken.handover.committer import Committed
 from unbroken.handover.slots import Slot
-from unbroken.rundir.journal import Journal
 from unbroken.rundir.latest import point_latest
 from unbroken.rundir.tell import tell
 from unbroken.state.tree import TensorTable
+from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 
 
@@ -25,28 +25,28 @@ class Saver:
     """Writes one checkpoint at a time; a second one waits for the first.
 
     Each state goes to a slot of shared memory first. With `keeps_snapshots` there are two, and `snapshot`
-    fills the one that is free: should this process die, the newest whole one becomes a checkpoint.
+    fills the one that is free: should this process die, the newest whole one becomes a checkpoint. Where
+    `memory_budget_bytes` are not enough for two, there is one, and no snapshot while it is filled anew.
     """
 
     def __init__(
         self,
         directory: Path,
-        journal: Journal,
+        attempt: Attempt,
         *,
-        run_id: str,
-        attempt: int,
         keep: Sequence[RetentionPolicy],
         keeps_snapshots: bool,
         full_disk: FullDisk,
+        memory_budget_bytes: int | None = None,
     ) -> None:
         self._directory = directory
         self._store = CheckpointStore(directory)
-        self._journal = journal
-        self._run_id = run_id
         self._keep = tuple(keep)
         self._full_disk = full_disk
+        self._budget_bytes = memory_budget_bytes
         self._attempt = attempt
         self._writer: Writer | None = None
+        self._keeps_snapshots = keeps_snapshots
         self._slots = [Slot() for _ in range(2 if keeps_snapshots else 1)]
         self._sequence = 0
         self._blocked: str | None = None
@@ -80,6 +80,7 @@ class Saver:
 
     def prepare(self, table: TensorTable) -> None:
         """Get the memory for states like this one ready beside training, before the first is captured."""
+        self._keep_within_budget(self._slots[0], table)
         for slot in self._slots:
             slot.prepare(table)
             self._share(slot)
@@ -102,7 +103,9 @@ class Saver:
         """
         self.raise_failure()
         slot = self._free_slot()
-        if self._in_flight is not None and slot.sequence > self._committed_sequence:
+        if self._in_flight is not None and (
+            slot is self._in_flight[0] or slot.sequence > self._committed_sequence
+        ):
             return False
         self._fill(slot, description, table)
         return True
@@ -164,18 +167,36 @@ class Saver:
         return min(free or self._slots, key=lambda slot: slot.sequence)
 
     def _fill(self, slot: Slot, description: Description, table: TensorTable) -> None:
+        self._keep_within_budget(slot, table)
         self._sequence += 1
         described = dataclasses.replace(description, parent=self.newest_name)
         slot.fill(described, table, self._sequence)
         self._share(slot)
 
+    def _keep_within_budget(self, slot: Slot, table: TensorTable) -> None:
+        """Do with `slot` alone if there is no room for two; raises UsageError if there is none for one."""
+        if self._budget_bytes is None:
+            return
+        size = slot.needs(table)
+        if size > self._budget_bytes:
+            raise UsageError(
+                f"Run: expected a copy of the state to take at most {self._budget_bytes:,} bytes of memory, "
+                f"found {size:,}",
+                hint="raise memory_budget_bytes, or leave it out",
+            )
+        if len(self._slots) * size > self._budget_bytes and self._in_flight is None:
+            for other in self._slots:
+                if other is not slot:
+                    other.close()
+            self._slots = [slot]
+
     def _share(self, slot: Slot) -> None:
         if self._writer is None:
             self._writer = start_writer(
                 self._directory,
-                self._attempt,
+                self._attempt.number,
                 size_bytes=slot.size_bytes,
-                outlives=len(self._slots) > 1,
+                outlives=self._keeps_snapshots,
             )
         self._writer.share(slot)
 
@@ -197,8 +218,8 @@ class Saver:
 
     def _note(self, kind: str, **fields: object) -> None:
         try:
-            self._journal.append(kind, **fields)
-            self._journal.sync()
+            self._attempt.journal.append(kind, **fields)
+            self._attempt.journal.sync()
         except StorageFullError as error:
             # The checkpoint is what counts; the journal is for people.
             self._full_disk.lose(error, f"the event {kind!r}")
@@ -207,7 +228,7 @@ class Saver:
         if not self._keep:
             return
         try:
-            plan = self._store.prune(self._keep, run_id=self._run_id, is_intact=writer.is_intact)
+            plan = self._store.prune(self._keep, run_id=self._attempt.run.run_id, is_intact=writer.is_intact)
         except UnbrokenError as error:
             self._note("prune-failed", checkpoint=newest.name, message=error.message)
             raise SaveFailedError(
