@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 class FullDisk:
     """What to do when something cannot be written for want of space.
 
-    `beat(phase)` shows it in the heartbeat, and `is_asked_to_stop()` ends the waiting. "pause" tries again every `retry_seconds` until there is space.
+    `beat(phase)` shows it in the heartbeat, and `is_asked_to_stop()` ends the waiting. "pause" tries
+    again every `retry_seconds` until there is space.
     """
 
     def __init__(
