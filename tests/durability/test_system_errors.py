@@ -26,7 +26,8 @@ ERRORS = [
 FULL = {"ENOSPC", "EDQUOT"}
 DENIED = {"EROFS", "EACCES", "EPERM"}
 OPERATION = re.compile(
-    r"(write|stage|sync|copy|move|read|size|list|delete|sweep) (checkpoints|quarantine)|look at the space of /"
+    r"(write|stage|sync|copy|move|read|size|list|delete|sweep) (checkpoints|quarantine)"
+    r"|look at the space of /"
 )
 
 
