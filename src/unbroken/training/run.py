@@ -27,7 +27,7 @@ from unbroken.training.position import Batches, Position
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
-from unbroken.training.saves import Saves
+from unbroken.training.saves import Saves, without_collecting
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
 DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
@@ -307,6 +307,7 @@ class Run:
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._beat("training")
 
+    @without_collecting()
     def _restore(self, checkpoint: Checkpoint) -> list[str]:
         settings = self._parts.restore(checkpoint)
         saved = checkpoint.manifest.position

@@ -52,7 +52,7 @@ class Saves:
             self._is_prepared = True
             self._saver.prepare(self._capture()[1])
         if self._snapshot_due.is_due(step, epochs):
-            with _without_collecting():
+            with without_collecting():
                 taken = self._saver.snapshot(*self._capture())
             if taken:
                 self._snapshot_due.taken(step, epochs)
@@ -62,7 +62,7 @@ class Saves:
         """Save the state of now. Raises SaveFailedError if the save before this one failed."""
         self._beat("saving")
         self._is_prepared = True
-        with _without_collecting():
+        with without_collecting():
             self._saver.save(*self._capture())
         if not self._in_background:
             self._saver.wait()
@@ -71,7 +71,7 @@ class Saves:
 
 
 @contextmanager
-def _without_collecting() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """Keep the garbage collector off: a state of many tensors makes it walk all objects, many times."""
     was_on = gc.isenabled()
     gc.disable()

@@ -71,10 +71,13 @@ class OptimizerHandler:
             for key, item in saved["options"].items():
                 group[key] = _place_option(item, group.get(key))
         value.state.clear()
+        on_device = _stepping_on_device(value)
         for name, entries in state["state"].items():
             parameter = by_name[name]
+            # What stays where it was loaded; the rest goes to the device of its parameter.
+            stays = set() if id(parameter) in on_device else {"step"}
             value.state[parameter] = {
-                key: _place(key, item, parameter, value) for key, item in entries.items()
+                key: item if key in stays else _place(item, parameter) for key, item in entries.items()
             }
 
     def changed_settings(self, value: Any, state: Any) -> list[str]:
@@ -133,26 +136,26 @@ def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) 
     return found
 
 
-def _place(key: str, item: Any, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
+def _place(item: Any, parameter: torch.Tensor) -> Any:
     """Return a state entry on the device where the optimizer would have made it, in its own dtype."""
     if type(item) in (list, tuple):
-        return type(item)(_place(key, element, parameter, optimizer) for element in item)
+        return type(item)(_place(element, parameter) for element in item)
     if type(item) is dict:
-        return {name: _place(key, element, parameter, optimizer) for name, element in item.items()}
+        return {name: _place(element, parameter) for name, element in item.items()}
     if not isinstance(item, torch.Tensor):
         return copy.deepcopy(item)
-    if key == "step" and not _steps_on_device(parameter, optimizer):
-        return item
     # Taken over, not copied, where it is there already: it was loaded for this and belongs to nobody else.
     return item.to(device=parameter.device)
 
 
-def _steps_on_device(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> bool:
-    """Only the capturable and fused flavours keep the step count beside the parameter."""
-    for group in optimizer.param_groups:
-        if any(parameter is member for member in group["params"]):
-            return bool(group.get("capturable") or group.get("fused"))
-    return False
+def _stepping_on_device(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters whose step count lies beside them: capturable and fused flavours."""
+    return {
+        id(parameter)
+        for group in optimizer.param_groups
+        if group.get("capturable") or group.get("fused")
+        for parameter in group["params"]
+    }
 
 
 def _place_option(item: Any, live: Any) -> Any:
