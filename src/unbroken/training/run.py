@@ -97,10 +97,8 @@ class Run:
         self._values = parts
         self._handlers = tuple(handlers)
         self._metrics: dict[str, Json] = {}
-        self._best_recorded = False
-        self._entered = False
-        self._epochs_begun = False
-        self._boundary_due = False
+        self._entered = self._epochs_begun = False
+        self._best_recorded = self._boundary_due = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
