@@ -8,32 +8,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint.store import CheckpointStore
 from unbroken.handover import child
 from unbroken.handover.client import WriterHere, start_writer
+from unbroken.handover.slots import Slot
 from unbroken.rundir.identity import new_attempt, open_run
+from unbroken.training.attempt import Attempt
 
-from .states import small_state
-from .trainers import Trainer, Work, names, wait_for, writer_of
+from .states import described, small_state
+from .trainers import Trainer, Work, check_saved, names, wait_for, writer_of
 
 pytestmark = pytest.mark.usefixtures("adopting")
-
-
-def before(prepare: Callable[[], None], work: Callable[[Work], None]) -> Callable[[Work], None]:
-    """Do `prepare` in the trainer, whose writer process then starts anew, before `work`."""
-
-    def both(at: Work) -> None:
-        at.writer.close()
-        prepare()
-        at.writer = type(at.writer)(at.attempt.directory.parents[1], at.attempt.number)
-        work(at)
-
-    return both
 
 
 def commit_and_die(at: Work) -> None:
@@ -42,19 +30,21 @@ def commit_and_die(at: Work) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def check_saved(directory: Path, step: int) -> None:
-    checkpoint = CheckpointStore(directory).get(f"step-{step:08d}")
-    assert checkpoint.verify().is_intact
-    assert checkpoint.load() == small_state(step)
-
-
 @pytest.mark.parametrize("closed", [(2,), (0,), (0, 1, 2)], ids=str)
 def test_closed_standard_streams_are_no_obstacle(tmp_path: Path, closed: tuple[int, ...]) -> None:
     def close() -> None:
         for descriptor in closed:
             os.close(descriptor)
 
-    assert Trainer(tmp_path, before(close, commit_and_die)).wait() == -signal.SIGKILL
+    def work(at: Work) -> None:
+        at.commit(1)
+        if 2 in closed:
+            # Not a file that this process opened since, which a dying interpreter would write into.
+            assert os.readlink(f"/proc/{at.writer_id()}/fd/2") == os.devnull
+        at.fill(2, index=1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert Trainer(tmp_path, work, prepare=close).wait() == -signal.SIGKILL
     assert wait_for(writer_of(tmp_path)) == 0
     check_saved(tmp_path, 2)
 
@@ -69,7 +59,7 @@ def test_modules_of_the_users_directory_do_not_take_the_place_of_the_standard_on
         os.chdir(place)
         os.environ["PYTHONPATH"] = str(place)
 
-    assert Trainer(tmp_path / "run", before(enter, commit_and_die)).wait() == -signal.SIGKILL
+    assert Trainer(tmp_path / "run", commit_and_die, prepare=enter).wait() == -signal.SIGKILL
     assert wait_for(writer_of(tmp_path / "run")) == 0
     check_saved(tmp_path / "run", 2)
 
@@ -80,7 +70,7 @@ def test_a_directory_of_work_that_is_gone_is_no_obstacle(tmp_path: Path) -> None
         os.chdir(tmp_path / "gone")
         (tmp_path / "gone").rmdir()
 
-    assert Trainer(tmp_path, before(leave, commit_and_die)).wait() == -signal.SIGKILL
+    assert Trainer(tmp_path, commit_and_die, prepare=leave).wait() == -signal.SIGKILL
     assert wait_for(writer_of(tmp_path)) == 0
     check_saved(tmp_path, 2)
 
@@ -114,7 +104,7 @@ def test_without_an_interpreter_training_writes_itself_and_says_so(
         at.commit(3)
         at.close()
 
-    assert Trainer(tmp_path, before(lose_it, work)).wait() == 0
+    assert Trainer(tmp_path, work, prepare=lose_it).wait() == 0
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
     check_saved(tmp_path, 3)
     said = capfd.readouterr().err
@@ -130,20 +120,41 @@ def test_a_small_state_that_need_not_outlive_its_process_is_written_in_it(tmp_pa
     writer.close()
 
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+NEW_MOUNTS, NEW_NAMES, NEW_PROCESSES = 0x20000, 0x4000000, 0x20000000
+PRIVATE_BELOW = 0x44000
+MAY_NOT = 77
+
+
+def separate(namespaces: int) -> None:
+    """Give this process namespaces of its own, or end it."""
+    if LIBC.unshare(namespaces):
+        os._exit(MAY_NOT)
+    # What is mounted from here on must not show outside; without mounts of our own this is outside.
+    if namespaces & NEW_MOUNTS and LIBC.mount(None, b"/", None, ctypes.c_ulong(PRIVATE_BELOW), None):
+        os._exit(MAY_NOT)
+
+
+def hear(trainer: Trainer) -> int:
+    """Return the number that `trainer` says; skip the test if it may not do what that takes."""
+    try:
+        return int(trainer.hear())
+    except AssertionError:
+        if trainer.wait() == MAY_NOT:
+            pytest.skip("only root may separate a process from the others")
+        raise
+
+
 def test_where_there_is_no_proc_it_stays_until_the_trainer_dies(tmp_path: Path) -> None:
     def hide_proc() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        new_namespace, private_below = 0x20000, 0x44000
-        for failed in (
-            lambda: libc.unshare(new_namespace),
-            lambda: libc.mount(None, b"/", None, ctypes.c_ulong(private_below), None),
-            lambda: libc.mount(b"tmpfs", b"/proc", b"tmpfs", ctypes.c_ulong(0), None),
-        ):
-            if failed():
-                os._exit(77)
+        separate(NEW_MOUNTS)
+        assert LIBC.mount(b"tmpfs", b"/proc", b"tmpfs", ctypes.c_ulong(0), None) == 0
         assert os.listdir("/proc") == []
 
-    def work(at: Work) -> None:
+    def work(before: Work) -> None:
+        # As it would have named itself here from the start.
+        before.close()
+        at = Work(tmp_path, Attempt(tmp_path), before.line)
         at.commit(1)
         process_id = at.writer_id()
         # Longer than it goes without a look at the trainer.
@@ -154,22 +165,57 @@ def test_where_there_is_no_proc_it_stays_until_the_trainer_dies(tmp_path: Path) 
         at.say(process_id)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def run(at: Work) -> None:
-        at.close()
-        hide_proc()
-        again = Work(tmp_path, at.line)
-        work(again)
-
-    trainer = Trainer(tmp_path, run)
-    try:
-        process_id = trainer.hear()
-    except AssertionError:
-        if trainer.wait() == 77:
-            pytest.skip("only root may hide /proc from a process")
-        raise
+    trainer = Trainer(tmp_path, work, prepare=hide_proc)
+    process_id = hear(trainer)
     assert trainer.wait() == -signal.SIGKILL
     assert wait_for(process_id) == 0
     check_saved(tmp_path, 3)
+
+
+def test_another_name_of_the_host_is_no_other_trainer(tmp_path: Path) -> None:
+    def work(at: Work) -> None:
+        at.commit(1)
+        assert LIBC.sethostname(b"renamed", 7) == 0
+        time.sleep(1.3)
+        at.commit(2)
+        process_id = at.writer_id()
+        os.kill(process_id, signal.SIGKILL)
+        os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+        at.commit(3)
+        at.fill(4, index=1)
+        at.say(at.writer_id())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = Trainer(tmp_path, work, prepare=lambda: separate(NEW_NAMES))
+    process_id = hear(trainer)
+    assert trainer.wait() == -signal.SIGKILL
+    assert wait_for(process_id) == 0
+    check_saved(tmp_path, 4)
+
+
+def test_the_first_process_of_a_container_is_told_that_nothing_outlives_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(at: Work) -> None:
+        at.close()
+        separate(NEW_PROCESSES | NEW_MOUNTS)
+        first = os.fork()
+        if first == 0:
+            assert LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) == 0
+            attempt = Attempt(tmp_path)
+            writer = start_writer(tmp_path, attempt.number, size_bytes=0, outlives=True)
+            slot = Slot()
+            slot.fill(*described(1, small_state(1)), 1)
+            writer.commit(slot)
+            writer.close()
+            os._exit(0)
+        at.say(os.waitpid(first, 0)[1])
+
+    trainer = Trainer(tmp_path, work)
+    assert hear(trainer) == 0
+    assert trainer.wait() == 0
+    check_saved(tmp_path, 1)
+    assert "first process of its container" in capfd.readouterr().err
 
 
 def test_a_forked_child_that_closes_its_copy_leaves_the_process_to_its_parent(tmp_path: Path) -> None:

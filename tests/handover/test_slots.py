@@ -218,7 +218,7 @@ def kill_while_it_fills(slots: list[Slot], sequence: int, dice: random.Random) -
 def test_killed_in_the_middle_of_filling_it_holds_the_whole_snapshot_or_none(slot: Slot) -> None:
     dice, reader = random.Random(5), SlotReader(slot.descriptor)
     seen = {"none": 0, "whole": 0}
-    for time_of_it in range(1, 31):
+    for time_of_it in range(1, 23):
         kill_while_it_fills([slot], time_of_it * 1000, dice)
         found = reader.read()
         seen["none" if found is None else "whole"] += 1
@@ -232,7 +232,7 @@ def test_of_two_slots_one_is_whole_at_any_moment_and_the_newest_is_the_one_left(
     dice, slots = random.Random(6), [Slot(), Slot()]
     readers = [SlotReader(slot.descriptor) for slot in slots]
     committer = Committer(tmp_path, 1, identify_self())
-    for time_of_it in range(1, 13):
+    for time_of_it in range(1, 9):
         kill_while_it_fills(slots, time_of_it * 1000, dice)
         left = committer.newest_left(readers)
         assert left is not None

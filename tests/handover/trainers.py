@@ -32,9 +32,9 @@ PATIENCE_SECONDS = 60.0
 class Work:
     """What a trainer has at hand."""
 
-    def __init__(self, directory: Path, line: socket.socket) -> None:
-        self.attempt = Attempt(directory)
-        self.writer = WriterProcess(directory, self.attempt.number)
+    def __init__(self, directory: Path, attempt: Attempt, line: socket.socket) -> None:
+        self.attempt = attempt
+        self.writer = WriterProcess(directory, attempt.number)
         self.slots = [Slot(), Slot()]
         self.sequence = 0
         self.line = line
@@ -68,15 +68,21 @@ class Work:
 
 
 class Trainer:
-    """A forked process that does `work` and ends; what is left of it is this test's to end."""
+    """A forked process that holds a run, does `prepare` and then `work`, and ends."""
 
-    def __init__(self, directory: Path, work: Callable[[Work], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        work: Callable[[Work], None],
+        *,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.directory = directory
         self.process_id = os.fork()
         if self.process_id == 0:
             ours.close()
-            _live(directory, work, theirs)
+            _live(directory, prepare, work, theirs)
         theirs.close()
         ours.settimeout(PATIENCE_SECONDS)
         self._line = ours.makefile("rw")
@@ -111,13 +117,17 @@ def wait_for(process_id: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
 
 
-def _live(directory: Path, work: Callable[[Work], None], line: socket.socket) -> NoReturn:
+def _live(
+    directory: Path, prepare: Callable[[], None], work: Callable[[Work], None], line: socket.socket
+) -> NoReturn:
     code = 1
     try:
         faulthandler.disable()
         gc.collect()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        work(Work(directory, line))
+        attempt = Attempt(directory)
+        prepare()
+        work(Work(directory, attempt, line))
         code = 0
     except BaseException:  # noqa: BLE001 - it must not return into the test
         traceback.print_exc()
@@ -140,3 +150,15 @@ def saved(directory: Path, attempt: int = 1) -> list[dict[str, Any]]:
     """The events of checkpoints that the writer process itself told of."""
     place = layout.attempt_directory(directory, attempt) / layout.events_file()
     return [event for event in read_events(place) if event["kind"] == "saved"]
+
+
+def check_saved(directory: Path, step: int) -> None:
+    """The checkpoint of `step` is there, and holds the small state of it."""
+    checkpoint = CheckpointStore(directory).get(f"step-{step:08d}")
+    assert checkpoint.verify().is_intact
+    assert checkpoint.load() == small_state(step)
+
+
+def ends(directory: Path, work: Callable[[Work], None], code: int = 0) -> None:
+    """Let a trainer do `work`, and see how it ends."""
+    assert Trainer(directory, work).wait() == code

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,11 @@ import torch
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import SaveFailedError, StaleWriterError, UsageError
+from unbroken.handover.client import WriterHere, WriterProcess
 from unbroken.rundir import control
 from unbroken.rundir.identity import new_attempt
+from unbroken.rundir.processes import read_stat
+from unbroken.state.tensors import HostTensor
 
 from .runs import names, steps, words_of
 
@@ -81,12 +87,77 @@ class TestSaving:
             raise ZeroDivisionError
         assert "its last words could not be written" in caught.value.__notes__[0]
 
+    def test_without_background_a_save_is_done_when_it_returns(self, tmp_path: Path) -> None:
+        with unbroken.Run(tmp_path, save=[unbroken.EverySteps(2)], background=False) as run:
+            steps(run, 2)
+            assert (run._saver.is_writing, names(tmp_path)) == (False, ["step-00000002"])
+            run.step()
+            run.save()
+            assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+    @pytest.mark.parametrize(("size", "writer"), [(1 << 10, WriterHere), (1 << 20, WriterProcess)])
+    def test_only_a_large_state_is_written_by_another_process_and_none_is_left(
+        self, tmp_path: Path, size: int, writer: type
+    ) -> None:
+        before = children()
+        with unbroken.Run(tmp_path, weight=torch.ones(size // 4)) as run:
+            run.step()
+            run.save()
+            assert type(run._saver._writer) is writer
+            assert len(children() - before) == (writer is WriterProcess)
+        assert children() == before
+        assert CheckpointStore(tmp_path).latest().load()["weight"] == tensor_of_ones(size)
+
+    def test_a_wait_that_is_interrupted_leaves_the_save_in_flight(self, tmp_path: Path) -> None:
+        """Ctrl-C, caught by the script: the memory that is being written must not be filled anew."""
+        weight = torch.zeros(1 << 18)
+        with unbroken.Run(tmp_path, save=[], weight=weight) as run, interrupted_by(signal.SIGUSR1):
+            steps(run, 1)
+            writer = run._saver._writer
+            assert isinstance(writer, WriterProcess)
+            assert writer._child is not None
+            with stopped(writer._child.process_id):
+                run.save()
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+                with pytest.raises(KeyboardInterrupt):
+                    run._saver.wait()
+            weight.fill_(1)
+            steps(run, 1)
+            run.save()
+        assert names(tmp_path) == ["step-00000001", "step-00000002"]
+        assert bytes(CheckpointStore(tmp_path).get("step-00000001").load()["weight"].data) == bytes(1 << 20)
+
     def test_a_writer_that_was_superseded_cannot_commit(self, tmp_path: Path) -> None:
         with pytest.raises(SaveFailedError, match="superseded") as caught, unbroken.Run(tmp_path) as run:
             steps(run, 1)
             new_attempt(tmp_path)
         assert isinstance(caught.value.__cause__, StaleWriterError)
         assert names(tmp_path) == []
+
+
+def children() -> set[int]:
+    stats = [read_stat(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal()]
+    return {stat.process_id for stat in stats if stat is not None and stat.parent_id == os.getpid()}
+
+
+def tensor_of_ones(size: int) -> HostTensor:
+    return HostTensor("F32", (size // 4,), memoryview(struct.pack("<f", 1) * (size // 4)))
+
+
+@contextmanager
+def interrupted_by(number: int) -> Iterator[None]:
+    before = signal.signal(number, signal.default_int_handler)
+    yield
+    signal.signal(number, before)
+
+
+@contextmanager
+def stopped(process_id: int) -> Iterator[None]:
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process_id, signal.SIGCONT)
 
 
 def no_space(descriptor: int) -> None:

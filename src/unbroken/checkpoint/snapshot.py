@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
 from unbroken.state.tensors import TensorSource
 from unbroken.state.tree import TensorTable
+from unbroken.storage.parallel import share
 
 # Copies of more than this go on in pieces on several threads: one core does not fill the memory bus.
 _PIECE_BYTES = 8 << 20
@@ -106,39 +106,9 @@ def copy_into(image: memoryview, plan: ImagePlan, sources: Mapping[str, TensorSo
                 move(base + target, address, size)
             else:
                 large.append((base + target, address, size))
-    _move_in_threads(large)
-
-
-def _move_in_threads(large: list[tuple[int, int, int]]) -> None:
-    if not large:
-        return
-    # One iterator for all: a thread that gets no core takes fewer pieces, and nobody waits for it.
-    pieces = _Pieces(large)
-    helpers = [threading.Thread(target=_move_all, args=(pieces,)) for _ in range(_THREADS - 1)]
-    for helper in helpers:
-        helper.start()
-    _move_all(pieces)
-    for helper in helpers:
-        helper.join()
-
-
-def _move_all(pieces: _Pieces) -> None:
-    move = ctypes.memmove
-    while (piece := pieces.take()) is not None:
-        move(*piece)
-
-
-class _Pieces:
-    """Hands out the pieces of large copies, each to one thread."""
-
-    def __init__(self, large: list[tuple[int, int, int]]) -> None:
-        self._pieces: Iterator[tuple[int, int, int]] = (
-            (target + start, source + start, min(_PIECE_BYTES, size - start))
-            for target, source, size in large
-            for start in range(0, size, _PIECE_BYTES)
-        )
-        self._lock = threading.Lock()
-
-    def take(self) -> tuple[int, int, int] | None:
-        with self._lock:
-            return next(self._pieces, None)
+    pieces = [
+        (target + start, source + start, min(_PIECE_BYTES, size - start))
+        for target, source, size in large
+        for start in range(0, size, _PIECE_BYTES)
+    ]
+    share(lambda piece: move(*piece), pieces, threads=_THREADS)

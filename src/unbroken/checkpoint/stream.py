@@ -6,14 +6,14 @@ with its neighbours. No thread needs more memory than one piece.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import TensorEntry
 from unbroken.storage.base import Storage
+from unbroken.storage.parallel import share
 
 _PIECE_BYTES = 8 << 20
 _THREADS = 4
@@ -30,8 +30,8 @@ def stream_tensors(
     Raises StorageError when the storage fails.
     """
     groups = _groups(members)
-    reading = _Reading(storage, key, into, are_few=len(groups) < _THREADS)
-    reading.run(groups)
+    reading = _Reading(storage, key, into, groups)
+    share(reading.read, groups, threads=_THREADS)
     return sorted(reading.damaged)
 
 
@@ -55,40 +55,27 @@ def _size(group: Members) -> int:
 class _Reading:
     """One pass over a shard by several threads, each with a piece of memory of its own."""
 
-    def __init__(self, storage: Storage, key: str, into: Mapping[str, memoryview], *, are_few: bool) -> None:
+    def __init__(
+        self, storage: Storage, key: str, into: Mapping[str, memoryview], groups: Sequence[Members]
+    ) -> None:
         self.damaged: list[str] = []
         self._storage = storage
         self._key = key
         self._into = into
         # With less to do than threads, one large tensor is digested by several.
-        self._digest_threads = blake3.AUTO if are_few else 1
-        self._errors: list[BaseException] = []
-        self._lock = threading.Lock()
+        self._digest_threads = blake3.AUTO if len(groups) < _THREADS else 1
+        self._pieces: list[memoryview] = []
+        self._piece_bytes = min(_PIECE_BYTES, max(map(_size, groups), default=0))
 
-    def run(self, groups: list[Members]) -> None:
-        waiting = iter(groups)
-        count = min(_THREADS, sum(map(_size, groups)) // _PIECE_BYTES + 1, len(groups) or 1)
-        helpers = [threading.Thread(target=self._work, args=(waiting,)) for _ in range(count - 1)]
-        for helper in helpers:
-            helper.start()
-        self._work(waiting)
-        for helper in helpers:
-            helper.join()
-        if self._errors:
-            raise self._errors[0]
-
-    def _work(self, waiting: Iterator[Members]) -> None:
-        piece = memoryview(b"")
+    def read(self, group: Members) -> None:
+        """Read the tensors of `group`, and note those that are damaged."""
+        # Taking from a list and putting back are atomic: there are never more pieces than threads.
         try:
-            # `next` on a list's iterator is atomic: each group goes to one thread.
-            for group in waiting:
-                if self._errors:
-                    return
-                if not piece:
-                    piece = memoryview(bytearray(min(_PIECE_BYTES, _size(group))))
-                self._read(group, piece)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            self._errors.append(error)
+            piece = self._pieces.pop()
+        except IndexError:
+            piece = memoryview(bytearray(self._piece_bytes))
+        self._read(group, piece)
+        self._pieces.append(piece)
 
     def _read(self, group: Members, piece: memoryview) -> None:
         if len(group) == 1 and _size(group) > len(piece):
@@ -114,5 +101,4 @@ class _Reading:
 
     def _judge(self, path: str, entry: TensorEntry, found: str) -> None:
         if found != entry.digest:
-            with self._lock:
-                self.damaged.append(path)
+            self.damaged.append(path)

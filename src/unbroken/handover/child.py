@@ -124,13 +124,15 @@ class Child:
 
 
 def _spawn(start: Start, channel: int) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-P", "-c", _PROGRAM, msgspec.json.encode(start).decode()]
+    program = [sys.executable, "-c", _PROGRAM, msgspec.json.encode(start).decode()]
     # Blocked until it ignores them: it starts just when a run that was asked to end saves for the first time.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     try:
         return subprocess.Popen(
-            [*program, *(str(place) for place in (*sys.path, _PACKAGES))],
+            [*program, *filter(os.path.isabs, map(str, (*sys.path, _PACKAGES)))],
             stdin=channel,
+            # Where the script works may be removed or unmounted, or hold modules of the same names.
+            cwd="/",
             stdout=subprocess.DEVNULL,
             # Where it was closed, the number may belong to another file by now.
             stderr=None if _is_open(2) else subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from unbroken.rundir.processes import identify, identify_self
 from unbroken.rundir.tell import tell
 
 _OWN_PROCESS_BYTES = 1 << 20
+_FIRST_PROCESS = 1
 
 
 class Writer(Protocol):
@@ -50,6 +51,11 @@ def start_writer(directory: Path, attempt: int, *, size_bytes: int, outlives: bo
     """
     if not outlives and size_bytes < _OWN_PROCESS_BYTES:
         return WriterHere(directory, attempt)
+    if outlives and os.getpid() == _FIRST_PROCESS:
+        tell(
+            "this is the first process of its container, nothing in which outlives it, snapshots neither",
+            "start it by `unbroken run`, or the container with --init",
+        )
     return WriterProcess(directory, attempt)
 
 
@@ -85,7 +91,8 @@ class WriterProcess:
     def __init__(self, directory: Path, attempt: int) -> None:
         self._directory = directory
         self._attempt = attempt
-        self._owner = os.getpid()
+        # Once: the name of the host, a part of it, may change.
+        self._trainer = identify_self()
         # Training shares slots while its saving thread asks; only sending, never waiting, is under the lock.
         self._lock = threading.Lock()
         self._is_asking = False
@@ -113,7 +120,7 @@ class WriterProcess:
 
     def close(self) -> None:
         # In a forked child: the process is its parent's.
-        if self._child is not None and os.getpid() == self._owner:
+        if self._child is not None and os.getpid() == self._trainer.process_id:
             self._child.close()
 
     def _ask(self, request: Callable[[Child], Request]) -> Reply | None:
@@ -164,7 +171,7 @@ class WriterProcess:
         start = Start(
             directory=str(self._directory.resolve()),
             attempt=self._attempt,
-            trainer=identify_self().to_json(),
+            trainer=self._trainer.to_json(),
         )
         child = Child(start)
         identity = identify(child.process_id)

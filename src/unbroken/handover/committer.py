@@ -43,7 +43,7 @@ class Committer:
             found.snapshot,
             name,
             before_commit=self._may_commit,
-            parent=self._parent_that_is_there(),
+            parent=self._parent,
         )
         self.sequence = max(self.sequence, found.sequence)
         return Committed(name=name, step=found.snapshot.description.step)
@@ -59,11 +59,3 @@ class Committer:
         if not intact:
             self._parent = None
         return intact
-
-    def _parent_that_is_there(self) -> Manifest | None:
-        """Whoever deletes checkpoints by hand does not ask us; the next is then written as a whole."""
-        parent = self._parent
-        if parent is None:
-            return None
-        name = layout.checkpoint_name(parent.step, parent.revision)
-        return parent if name in self._store.names() else None

@@ -25,7 +25,7 @@ from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.latest import point_latest
-from unbroken.rundir.processes import ProcessIdentity, identify
+from unbroken.rundir.processes import ProcessIdentity, read_stat
 from unbroken.rundir.tell import tell
 
 IGNORED_SIGNALS = (
@@ -153,10 +153,12 @@ def _announce(directory: Path, attempt: int, committed: Committed) -> None:
 
 
 def _is_alive(trainer: ProcessIdentity) -> bool:
-    if identify(os.getpid()) is None:
+    if read_stat(os.getpid()) is None:
         # There is no /proc here. The trainer is our parent, and an orphan gets another.
         return os.getppid() == trainer.process_id
-    return identify(trainer.process_id) == trainer
+    found = read_stat(trainer.process_id)
+    # Not by the name of the host, which may change while both live.
+    return found is not None and found.state not in "ZX" and found.start_ticks == trainer.start_ticks
 
 
 def _step_back() -> None:

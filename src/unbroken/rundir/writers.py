@@ -8,7 +8,7 @@ from pathlib import Path
 from unbroken.errors import RunBusyError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json
-from unbroken.rundir.processes import ProcessIdentity, is_alive
+from unbroken.rundir.processes import ProcessIdentity, identify_self, is_alive
 from unbroken.rundir.tell import tell
 
 _WAIT_SECONDS = 600.0
@@ -24,7 +24,9 @@ def orphaned_writer(attempt_directory: Path) -> ProcessIdentity | None:
         return None
     words = read_json(attempt_directory.parents[1] / layout.WRITER_FILE)
     trainer = None if words is None else ProcessIdentity.from_json(words)
-    return None if trainer is not None and is_alive(trainer) else writer
+    # This very process is no trainer yet: it may have been one, before it replaced itself by exec.
+    lives = trainer is not None and trainer != identify_self() and is_alive(trainer)
+    return None if lives else writer
 
 
 def wait_for_writers(run_directory: Path) -> None:
@@ -35,6 +37,12 @@ def wait_for_writers(run_directory: Path) -> None:
     # The newest attempt may be the one that a supervisor has just made for us.
     for attempt in layout.attempts(run_directory)[-2:]:
         _wait_for_writer(run_directory, attempt)
+
+
+def has_orphaned_writer(run_directory: Path) -> bool:
+    """Tell whether there is one to wait for."""
+    newest = layout.attempts(run_directory)[-2:]
+    return any(orphaned_writer(layout.attempt_directory(run_directory, number)) for number in newest)
 
 
 def _wait_for_writer(run_directory: Path, attempt: int) -> None:

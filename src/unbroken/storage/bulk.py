@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from unbroken.storage.base import Buffer
+from unbroken.storage.parallel import share
 
 PAGE_BYTES = 4096
 # From here on a value is worth threads and direct I/O; below, one write call is faster.
@@ -55,14 +55,11 @@ def sync_all(descriptors: Sequence[int]) -> None:
     On the descriptors that wrote: an error of writing back is told to no other for certain. In threads: a
     journal that is committed for one file takes the others along.
     """
-    errors: list[BaseException] = []
     try:
-        _share(os.fsync, descriptors, errors)
+        share(os.fsync, descriptors, threads=_THREADS)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    if errors:
-        raise errors[0]
 
 
 def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> None:
@@ -73,7 +70,11 @@ def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> N
         _reserve_or_not(descriptor, offset, len(view))
         direct = _open_direct(path)
         try:
-            _in_threads(lambda start: _write_piece(descriptor, direct, view[:body], offset, start), body)
+            share(
+                lambda start: _write_piece(descriptor, direct, view[:body], offset, start),
+                range(0, body, _PIECE_BYTES),
+                threads=_THREADS,
+            )
         finally:
             if direct is not None:
                 os.close(direct)
@@ -146,56 +147,6 @@ def _start_writing_back(descriptor: int, offset: int, size: int) -> None:
         _LIBC.sync_file_range(
             descriptor, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE
         )
-
-
-def _in_threads(act: Callable[[int], None], size: int) -> None:
-    """Call `act` with the start of each piece of `size` bytes; raise the first error after all ended."""
-    errors: list[BaseException] = []
-    _share(act, range(0, size, _PIECE_BYTES), errors)
-    if errors:
-        raise errors[0]
-
-
-def _share(act: Callable[[int], None], items: Sequence[int], errors: list[BaseException]) -> None:
-    """Call `act` with each of `items`, in several threads if there is more than one."""
-    waiting = iter(items)
-    helpers = [
-        threading.Thread(target=_work, args=(act, waiting, errors), name="unbroken-writer")
-        for _ in range(min(_THREADS, len(items)) - 1)
-    ]
-    started = [helper for helper in helpers if _start(helper)]
-    _work(act, waiting, errors)
-    for helper in started:
-        _wait_for(helper, errors)
-
-
-def _start(helper: threading.Thread) -> bool:
-    try:
-        helper.start()
-    except RuntimeError:
-        # No more threads on this machine, or for this user: the others do its share.
-        return False
-    return True
-
-
-def _wait_for(helper: threading.Thread, errors: list[BaseException]) -> None:
-    # Even when interrupted: our caller closes the files, and another one may get their numbers.
-    while helper.is_alive():
-        try:
-            helper.join()
-        except BaseException as error:  # noqa: BLE001 - raised again when all have ended
-            errors.append(error)
-
-
-def _work(act: Callable[[int], None], waiting: Iterator[int], errors: list[BaseException]) -> None:
-    try:
-        # One iterator for all threads: `next` on the iterator of a range or a list is atomic.
-        for item in waiting:
-            if errors:
-                return
-            act(item)
-    except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-        errors.append(error)
 
 
 def _address(view: memoryview) -> int:

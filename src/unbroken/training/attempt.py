@@ -15,7 +15,7 @@ from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.last_words import LastWords, write_last_words
 from unbroken.rundir.lock import RunLock
-from unbroken.rundir.writers import wait_for_writers
+from unbroken.rundir.writers import has_orphaned_writer, wait_for_writers
 
 _OWN_SOURCE = str(Path(__file__).parents[1])
 _MAX_MESSAGE = 2000
@@ -31,8 +31,7 @@ class Attempt:
         self.run = open_run(directory)
         self._run_directory = directory
         self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
-        wait_for_writers(directory)
-        self._lock.acquire()
+        self._take(directory)
         try:
             if given_attempt(directory) is None:
                 # An old request: nobody can have asked this attempt yet. (A supervisor clears them itself.)
@@ -45,6 +44,16 @@ class Attempt:
         except BaseException:
             self._lock.release()
             raise
+
+    def _take(self, directory: Path) -> None:
+        """Take the lock when no earlier trainer has left a writer that is still at work."""
+        while True:
+            wait_for_writers(directory)
+            self._lock.acquire()
+            if not has_orphaned_writer(directory):
+                return
+            # Its trainer died between the two.
+            self._lock.release()
 
     def sweep(self) -> list[str]:
         """Remove the half-written small files of processes that died, and return their names."""

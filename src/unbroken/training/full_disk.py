@@ -39,6 +39,7 @@ class FullDisk:
         self._is_asked_to_stop = is_asked_to_stop
         self._retry_seconds = retry_seconds
         self.given_up = 0
+        self._told: set[str] = set()
 
     def write(self, act: Callable[[], _T], what: str) -> _T | None:
         """Return what `act` returns, or None if it was given up; `what` is named to people.
@@ -56,7 +57,8 @@ class FullDisk:
             raise error
         if self._policy == "go-on":
             self.given_up += 1
-            if self.given_up == 1:
+            if what not in self._told:
+                self._told.add(what)
                 tell(f"{what} could not be written, training goes on without: {error.message}")
             return None
         return self._wait(error, again, what)

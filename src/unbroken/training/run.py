@@ -12,7 +12,7 @@ from unbroken.checkpoint.manifest import Position as SavedPosition
 from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
-from unbroken.errors import SaveFailedError, UnbrokenError, UsageError
+from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError, UsageError
 from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import StateHandler
@@ -166,7 +166,7 @@ class Run:
             self._position.begin_epoch(epoch)
             yield epoch
             self._position.end_epoch()
-            self._attempt.journal.append("epoch", epoch=epoch, step=self.step_count)
+            self._log("epoch", epoch=epoch)
             self._at_boundary()
 
     def batches(self, loader: Iterable[Any], *, name: str | None = None) -> Batches:
@@ -203,7 +203,7 @@ class Run:
         self._parts.forget()
         self.step_count += 1
         self._metrics = encoded_metrics(values)
-        self._log("step", values)
+        self._log("step", epoch=self._position.epoch, metrics=values)
         self._beat("training")
         self._when_whole()
 
@@ -216,7 +216,7 @@ class Run:
         """
         self._check_entered("record")
         values = numbers(metrics)
-        self._log("record", values)
+        self._log("record", epoch=self._position.epoch, metrics=values)
         self._metrics.update(encoded_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
         self._best_recorded = self._best_recorded or bool(wanted & values.keys())
@@ -347,7 +347,7 @@ class Run:
     def _leave(self, reason: str) -> NoReturn:
         self._beat("stopping")
         self._save_finally()
-        self._attempt.say(self._words("stopped", reason))
+        self._say("stopped", reason)
         tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.newest_name}")
         raise StopRequested(reason)
 
@@ -358,7 +358,7 @@ class Run:
             self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
             raise
         self._beat("done")
-        self._attempt.say(self._words("completed", "the training loop ended"))
+        self._say("completed", "the training loop ended")
         tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
         self._full_disk.tell_given_up()
 
@@ -370,17 +370,18 @@ class Run:
             error.add_note(f"and {failed.message}")
         self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
 
-    def _words(self, ending: Any, reason: str) -> LastWords:
-        return LastWords(
-            ending=ending, step=self.step_count, checkpoint=self._saver.newest_name, reason=reason
-        )
+    def _log(self, kind: str, **fields: Any) -> None:
+        step, journal = self.step_count, self._attempt.journal
+        self._full_disk.write(lambda: journal.append(kind, step=step, **fields), "the journal")
 
-    def _log(self, kind: str, metrics: dict[str, int | float]) -> None:
-        epoch = self._position.epoch
-        self._full_disk.write(
-            lambda: self._attempt.journal.append(kind, step=self.step_count, epoch=epoch, metrics=metrics),
-            "the journal",
-        )
+    def _say(self, ending: Any, reason: str) -> None:
+        checkpoint = self._saver.newest_name
+        words = LastWords(ending=ending, step=self.step_count, checkpoint=checkpoint, reason=reason)
+        try:
+            self._full_disk.write(lambda: self._attempt.say(words), "the last words")
+        except StorageFullError as error:
+            # The state is saved, and that is what counts.
+            tell(f"the last words could not be written: {error.message}")
 
     def _beat(self, phase: str) -> None:
         self._attempt.beat(phase, self.step_count, self._saver.newest_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,7 +105,7 @@ class Saver:
         self.raise_failure()
         slot = self._free_slot()
         if self._in_flight is not None and (
-            slot is self._in_flight[0] or slot.sequence > self._committed_sequence
+            slot is self._in_flight[0] or slot.sequence > self._in_flight[0].sequence
         ):
             return False
         self._fill(slot, description, table)
@@ -123,6 +124,8 @@ class Saver:
         if self._in_flight is None:
             return True
         slot, future = self._in_flight
+        # First the waiting: whoever interrupts it must not find the slot free that is being written.
+        futures.wait([future])
         self._in_flight = None
         try:
             try:
