@@ -61,7 +61,7 @@ class HostBuffers:
     def get(self, size: int) -> memoryview:
         """Return `size` bytes of writable, page-aligned memory."""
         if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(-1, max(size, 1))
+            self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             # Huge pages make the first copy five times as fast; a kernel without them refuses.
             with suppress(OSError, AttributeError):
                 self._map.madvise(mmap.MADV_HUGEPAGE)
