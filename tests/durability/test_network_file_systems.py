@@ -12,6 +12,7 @@ import pytest
 
 from unbroken.checkpoint.retention import KeepLast
 from unbroken.checkpoint.store import CheckpointStore
+from unbroken.checkpoint.writer import write_checkpoint
 from unbroken.errors import StorageError
 from unbroken.storage.local import LocalStorage
 from unbroken.testing.faults import Rule, SystemCall, system_calls
@@ -79,7 +80,7 @@ def test_a_rename_that_was_done_but_is_said_to_have_failed_counts_as_done(storag
 
 def test_a_link_that_was_made_but_is_said_to_exist_counts_as_made(storage: LocalStorage) -> None:
     with system_calls(loses_the_answer("link", errno.EEXIST)):
-        assert storage.copy("old/value", ".staging/1") == 0
+        assert storage.link("old/value", ".staging/1")
     assert storage.read(".staging/1") == b"old"
 
 
@@ -108,7 +109,7 @@ def test_what_failed_and_was_not_done_is_an_error(storage: LocalStorage, name: s
     storage.stage("s/1", [b"one"])
     act = {
         "rename": lambda: storage.move("s", "t"),
-        "link": lambda: storage.copy("old/value", "s/2"),
+        "link": lambda: storage.link("old/value", "s/2"),
         "mkdir": lambda: storage.stage("u/1", [b"x"]),
     }[name]
     with system_calls(refuses(name, errno.ENOENT)), pytest.raises(StorageError) as caught:
@@ -157,14 +158,23 @@ def test_an_outdated_handle_is_looked_up_afresh_once(storage: LocalStorage, name
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EOPNOTSUPP])
-def test_where_no_link_can_be_made_the_bytes_are_copied(storage: LocalStorage, number: int) -> None:
+def test_where_no_link_can_be_made_there_is_none_and_nothing_is_left(
+    storage: LocalStorage, number: int
+) -> None:
     with system_calls(refuses("link", number)):
-        assert storage.copy("old/value", "new/value") == 3
-        with pytest.raises(StorageError, match="copy absent -> new/2"):
-            storage.copy("absent", "new/2")
-    assert storage.read("new/value") == b"old"
-    assert not (storage.root / "new/value").samefile(storage.root / "old/value")
-    assert storage.list("new") == ["value"]
+        assert not storage.link("old/value", "new/value")
+    assert storage.list("new") == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMLINK])
+def test_an_unchanged_shard_that_cannot_be_linked_is_written_from_memory(tmp_path: Path, number: int) -> None:
+    store = CheckpointStore(tmp_path)
+    parent = store.save(snapshot_at(1)).manifest
+    path = tmp_path / "checkpoints/step-00000001/model-00.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with system_calls(refuses("link", number)):
+        write_checkpoint(store.storage, snapshot_at(2, state=state_at(1)), "step-00000002", parent=parent)
+    assert store.get("step-00000002").verify().is_intact
 
 
 def is_direct(call: SystemCall) -> bool:

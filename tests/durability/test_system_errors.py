@@ -26,7 +26,7 @@ ERRORS = [
 FULL = {"ENOSPC", "EDQUOT"}
 DENIED = {"EROFS", "EACCES", "EPERM"}
 OPERATION = re.compile(
-    r"(write|stage|sync|copy|move|read|size|list|delete|sweep) (checkpoints|quarantine)"
+    r"(write|stage|sync|link|move|read|size|list|delete|sweep) (checkpoints|quarantine)"
     r"|look at the space of /"
 )
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from unbroken import Run
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 
@@ -213,3 +214,19 @@ class TestOtherParts:
 class Progress:
     best: float = 0.0
     history: list[tuple[int, float]] = field(default_factory=list)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused_before_training(tmp_path: Path) -> None:
+    class Wrapper(torch.Tensor):
+        """As quantized and distributed tensors are made: it holds others, and says that it lies in memory."""
+
+        @staticmethod
+        def __new__(cls) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, (3, 4), dtype=torch.float32)
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise NotImplementedError(function)
+
+    with pytest.raises(UnsupportedStateError, match="of class Wrapper, which has no memory of its own"):
+        Run(tmp_path, counters={"wrapped": Wrapper()}).__enter__()

@@ -93,14 +93,14 @@ def _stage_shard(
     parent: Manifest | None,
 ) -> None:
     target = f"{staging}/{plan.file}"
-    if (
+    is_shared = (
         parent is not None
         and _may_be_unchanged(snapshot, plan, parent)
         and _is_unchanged(plan, digests.of(plan.file), parent)
         and storage.size(_key_in(parent, plan)) == plan.size_bytes
-    ):
-        storage.copy(_key_in(parent, plan), target)
-    else:
+        and storage.link(_key_in(parent, plan), target)
+    )
+    if not is_shared:
         storage.stage(target, [snapshot.images[plan.file]])
 
 
@@ -140,27 +140,40 @@ class _Digests:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._found: dict[str, dict[str, str]] = {}
+        self._error: BaseException | None = None
         self._done = {plan.file: threading.Event() for plan in snapshot.plans}
-        self._thread = threading.Thread(target=self._compute, name="unbroken-digest")
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._compute, name="unbroken-digest")
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # No more threads on this machine, or for this user: then one after the other.
+            self._thread = None
+            self._compute()
 
     def of(self, file: str) -> dict[str, str]:
         """Return `path -> digest` for the shard `file`, when they are known."""
         self._done[file].wait()
+        if self._error is not None:
+            raise self._error
         return self._found[file]
 
     def join(self) -> None:
         """Return when the thread has ended."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _compute(self) -> None:
-        for plan in self._snapshot.plans:
-            try:
+        try:
+            for plan in self._snapshot.plans:
                 self._found[plan.file] = {
                     path: digest(_bytes_of(self._snapshot, plan, path)) for path in plan.placements
                 }
-            finally:
                 self._done[plan.file].set()
+        except BaseException as error:  # noqa: BLE001 - raised again for who asks
+            self._error = error
+        finally:
+            for done in self._done.values():
+                done.set()
 
 
 def _bytes_of(snapshot: Snapshot, plan: ShardPlan, path: str) -> memoryview:

@@ -55,7 +55,9 @@ class Committer:
 
     def is_intact(self, name: str) -> bool:
         """Read back all of the checkpoint `name`; what is damaged is not shared with later ones."""
+        parent, self._parent = self._parent, None
         intact = verify_checkpoint(self._store.storage, f"{layout.CHECKPOINTS}/{name}").is_intact
-        if not intact:
-            self._parent = None
+        if intact:
+            # Not if it could not even be read: then nothing later shares anything with it.
+            self._parent = parent
         return intact

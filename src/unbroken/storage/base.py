@@ -53,11 +53,11 @@ class Storage(Protocol):
         """Make durable what this object has staged below `tree`; all at once costs less than one by one."""
         ...
 
-    def copy(self, source: str, target: str) -> int:
-        """Stage at `target` the value of `source`, and return how many bytes were written for it.
+    def link(self, source: str, target: str) -> bool:
+        """Stage at `target` the value of `source` without writing it again; False where that cannot be.
 
-        That is 0 where both share them, as hard links do; values never change, and deleting one leaves
-        the other whole. Raises and leaves behind what `stage` does.
+        Values never change, and deleting one of the two leaves the other whole. Raises and leaves behind
+        what `stage` does.
         """
         ...
 

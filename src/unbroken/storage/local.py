@@ -30,8 +30,7 @@ from unbroken.storage.failures import translated
 
 _T = TypeVar("_T")
 
-_PIECE_BYTES = 16 << 20
-# Other file systems have no links, allow no more of them, or not to there: then the bytes are copied.
+# Other file systems have no links, allow no more of them, or not to there: then there is none.
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 # Directories cannot be synced there; nothing can be done about it.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -83,16 +82,13 @@ class LocalStorage:
         with translated("sync", tree):
             _sync_all(self._take_staged(self._path(tree)))
 
-    def copy(self, source: str, target: str) -> int:
+    def link(self, source: str, target: str) -> bool:
         old, new = self._path(source), self._path(target)
-        with translated("copy", f"{source} -> {target}"):
+        with translated("link", f"{source} -> {target}"):
             self._make_directory(new.parent)
             if _look_at(new) is not None:
-                raise exists("copy", target)
-            if _link(old, new):
-                return 0
-            size, self._staged[new] = _write_open(new, _pieces(old))
-        return size
+                raise exists("link", target)
+            return _link(old, new)
 
     def move(self, source: str, target: str) -> None:
         old, new = self._path(source), self._path(target)
@@ -360,12 +356,3 @@ def _sync_tree(path: Path) -> None:
     for directory in below:
         _sync_tree(directory)
     sync_directory(path)
-
-
-def _pieces(path: Path) -> Iterable[Buffer]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while piece := os.read(descriptor, _PIECE_BYTES):
-            yield piece
-    finally:
-        os.close(descriptor)

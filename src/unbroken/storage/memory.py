@@ -29,13 +29,13 @@ class MemoryStorage:
     def sync(self, tree: str) -> None:
         check_key(tree)
 
-    def copy(self, source: str, target: str) -> int:
+    def link(self, source: str, target: str) -> bool:
         if check_key(source) not in self._values:
-            raise missing("copy", source)
+            raise missing("link", source)
         if self._below(target):
-            raise exists("copy", target)
+            raise exists("link", target)
         self._values[target] = self._values[source]
-        return 0
+        return True
 
     def move(self, source: str, target: str) -> None:
         moved = self._below(source)

@@ -55,8 +55,8 @@ class FaultyStorage:
     def sync(self, tree: str) -> None:
         self._at_point(f"sync {tree}", lambda: self.storage.sync(tree))
 
-    def copy(self, source: str, target: str) -> int:
-        return self._at_point(f"copy {source} -> {target}", lambda: self.storage.copy(source, target))
+    def link(self, source: str, target: str) -> bool:
+        return self._at_point(f"link {source} -> {target}", lambda: self.storage.link(source, target))
 
     def move(self, source: str, target: str) -> None:
         self._at_point(f"move {source} -> {target}", lambda: self.storage.move(source, target))

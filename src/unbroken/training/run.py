@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -58,8 +59,8 @@ class Run:
     A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
     `unbroken stop` asks to stop: the loop is then left by SystemExit with code 75.
 
-    Raises on entering, before any object is changed: UsageError, NotARunError, RunBusyError,
-    UnsupportedStateError, StateMismatchError, DamagedError, CheckpointNotFoundError, StorageError.
+    Raises on entering: UsageError, NotARunError, RunBusyError, UnsupportedStateError, StateMismatchError,
+    CheckpointNotFoundError, DamagedError, StorageError. A mismatch is found before any object is changed.
     """
 
     restored: resume.RestoreReport | None = None
@@ -387,9 +388,8 @@ class Run:
         self._attempt.beat(phase, self.step_count, self._saver.newest_step)
 
     def _close(self) -> None:
-        self._requests.remove()
-        self._saver.close()
-        self._attempt.close()
+        with closing(self._attempt), closing(self._saver):
+            self._requests.remove()
 
     def _check_entered(self, method: str) -> None:
         if not self._entered:

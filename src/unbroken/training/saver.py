@@ -132,13 +132,21 @@ class Saver:
                 future.result()
             except StorageFullError as error:
                 # The slot still holds the state: what is tried again is the writing alone.
-                return bool(self._full_disk.after(error, lambda: self._write(slot), "a checkpoint"))
+                return bool(self._full_disk.after(error, lambda: self._write_again(slot), "a checkpoint"))
         except SaveFailedError:
             raise
         except (UnbrokenError, OSError) as error:
             hint = error.hint if isinstance(error, UnbrokenError) else "check the disk and the mount"
             raise SaveFailedError(f"a checkpoint could not be written: {error}", hint=hint) from error
         return True
+
+    def _write_again(self, slot: Slot) -> bool:
+        # In the thread, and in flight: whoever interrupts this must not find the slot free, either.
+        future = self._thread.submit(self._write, slot)
+        self._in_flight = slot, future
+        futures.wait([future])
+        self._in_flight = None
+        return future.result()
 
     def wait_for_the_last(self) -> None:
         """The same at the end of training, where to go on without saving would lose the state."""
@@ -232,6 +240,10 @@ class Saver:
             return
         try:
             plan = self._store.prune(self._keep, run_id=self._attempt.run.run_id, is_intact=writer.is_intact)
+        except StorageFullError as error:
+            # The next save prunes again.
+            self._full_disk.lose(error, "pruning of older checkpoints")
+            return
         except UnbrokenError as error:
             self._note("prune-failed", checkpoint=newest.name, message=error.message)
             raise SaveFailedError(

@@ -49,7 +49,7 @@ class TorchTensor(TensorSource):
     @property
     def identity(self) -> Hashable | None:
         tensor = self._tensor
-        if not tensor.numel():
+        if not tensor.numel() or not tensor.data_ptr():
             return None
         # A conjugate or negative view has the same memory and other values.
         bits = (tensor.is_conj(), tensor.is_neg())
@@ -58,9 +58,10 @@ class TorchTensor(TensorSource):
     @property
     def address(self) -> int | None:
         tensor = self._tensor
-        if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        # Classes that wrap other tensors have no memory of their own, whatever they say of it.
+        if type(tensor) not in _PLAIN or not tensor.is_cpu or not tensor.is_contiguous():
             return None
-        return tensor.data_ptr()
+        return None if tensor.is_conj() or tensor.is_neg() else tensor.data_ptr()
 
     @property
     def is_frozen(self) -> bool:
@@ -198,5 +199,10 @@ def _refuse_unkeepable(tensor: torch.Tensor) -> None:
         problem, hint = f"of layout {tensor.layout}", "keep a dense tensor, or its indices and values"
     elif tensor.is_quantized or tensor.dtype not in _NAMES:
         problem, hint = f"of dtype {tensor.dtype}", "keep it in a dtype of the safetensors format"
+    elif tensor.numel() and not tensor.data_ptr():
+        problem, hint = (
+            f"of class {type(tensor).__name__}, which has no memory of its own",
+            ("keep the tensors that it is made of"),
+        )
     if problem is not None:
         raise UnsupportedStateError(f"cannot keep a tensor {problem}", hint=hint)
