@@ -115,7 +115,7 @@ def test_without_an_interpreter_training_writes_itself_and_says_so(
 
 def test_a_small_state_that_need_not_outlive_its_process_is_written_in_it(tmp_path: Path) -> None:
     open_run(tmp_path)
-    writer = start_writer(tmp_path, new_attempt(tmp_path), size_bytes=1000, outlives=False)
+    writer = start_writer(tmp_path, new_attempt(tmp_path), size_bytes=1000, outlives=False, parent=None)
     assert isinstance(writer, WriterHere)
     writer.close()
 
@@ -203,7 +203,7 @@ def test_the_first_process_of_a_container_is_told_that_nothing_outlives_it(
         if first == 0:
             assert LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) == 0
             attempt = Attempt(tmp_path)
-            writer = start_writer(tmp_path, attempt.number, size_bytes=0, outlives=True)
+            writer = start_writer(tmp_path, attempt.number, size_bytes=0, outlives=True, parent=None)
             slot = Slot()
             slot.fill(*described(1, small_state(1)), 1)
             writer.commit(slot)

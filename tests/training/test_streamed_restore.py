@@ -71,9 +71,9 @@ def test_a_restore_holds_no_second_copy_of_the_state(saved: Any) -> None:
         extra = peak_memory() - before
         assert equal(values(model, optimizer), states[-1])
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
-    # The moments are new, two thirds of the state; beside them there are only pieces.
+    # The moments are new, two thirds of the state; beside them there are four pieces of 8 MiB.
     assert size > 48 << 20
-    assert extra < 2 / 3 * size + (24 << 20)
+    assert extra < 2 / 3 * size + (40 << 20)
 
 
 def test_damage_that_is_found_in_the_middle_leads_to_the_next_older_checkpoint(saved: Any) -> None:
@@ -154,3 +154,18 @@ def test_frozen_weights_are_written_once_and_every_directory_stays_whole(tmp_pat
     assert all(store.get(name).verify().is_intact for name in store.names())
     saved = store.latest().load_tensors(["model/base.weight"])["model/base.weight"]
     assert bytes(saved.data) == model["base"].weight.detach().numpy().tobytes()
+
+
+def test_frozen_weights_are_not_written_again_by_the_next_attempt(tmp_path: Path) -> None:
+    def trained() -> None:
+        model = nn.ModuleDict({"base": nn.Linear(700, 700), "adapter": nn.Linear(700, 8)})
+        model["base"].requires_grad_(False)
+        with unbroken.Run(tmp_path, keep=[], model=model) as run:
+            run.step()
+
+    trained()
+    trained()
+    names = CheckpointStore(tmp_path).names()
+    assert len(names) == 2
+    files = [tmp_path / "checkpoints" / name / "model-frozen-00.safetensors" for name in names]
+    assert files[0].samefile(files[1])

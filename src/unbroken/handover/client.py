@@ -44,26 +44,28 @@ class Writer(Protocol):
         ...
 
 
-def start_writer(directory: Path, attempt: int, *, size_bytes: int, outlives: bool) -> Writer:
+def start_writer(
+    directory: Path, attempt: int, *, size_bytes: int, outlives: bool, parent: str | None
+) -> Writer:
     """Return a writer for states of about `size_bytes`; one that `outlives` this process is another process.
 
     A small state is written before a process has started, and that costs more than it saves.
     """
     if not outlives and size_bytes < _OWN_PROCESS_BYTES:
-        return WriterHere(directory, attempt)
+        return WriterHere(directory, attempt, parent)
     if outlives and os.getpid() == _FIRST_PROCESS:
         tell(
             "this is the first process of its container, nothing in which outlives it, snapshots neither",
             "start it by `unbroken run`, or the container with --init",
         )
-    return WriterProcess(directory, attempt)
+    return WriterProcess(directory, attempt, parent)
 
 
 class WriterHere:
     """Writes in the process that trains: its last snapshot dies with it."""
 
-    def __init__(self, directory: Path, attempt: int) -> None:
-        self._committer = Committer(directory, attempt, identify_self())
+    def __init__(self, directory: Path, attempt: int, parent: str | None = None) -> None:
+        self._committer = Committer(directory, attempt, identify_self(), parent=parent)
         self._readers: dict[Slot, SlotReader] = {}
 
     def commit(self, slot: Slot) -> Committed:
@@ -88,11 +90,13 @@ class WriterProcess:
     can be started (an interpreter that is part of another program) this process writes, and says so.
     """
 
-    def __init__(self, directory: Path, attempt: int) -> None:
+    def __init__(self, directory: Path, attempt: int, parent: str | None = None) -> None:
         self._directory = directory
         self._attempt = attempt
         # Once: the name of the host, a part of it, may change.
         self._trainer = identify_self()
+        self._newest, self._sequence = parent, 0
+        self._slots: list[Slot] = []
         # Training shares slots while its saving thread asks; only sending, never waiting, is under the lock.
         self._lock = threading.Lock()
         self._is_asking = False
@@ -105,6 +109,7 @@ class WriterProcess:
         reply = self._ask(lambda child: Request(do="commit", number=self._number, slot=child.index(slot)))
         if reply is None:
             return self._writer_here().commit(slot)
+        self._newest, self._sequence = reply.name, slot.sequence
         return Committed(name=reply.name, step=reply.step)
 
     def is_intact(self, name: str) -> bool:
@@ -113,6 +118,8 @@ class WriterProcess:
 
     def share(self, slot: Slot) -> None:
         with self._lock:
+            if slot not in self._slots:
+                self._slots.append(slot)
             # One that dies while it is asked is the business of the one who asks.
             child = self._child if self._is_asking else self._revive()
             if child is not None:
@@ -161,6 +168,9 @@ class WriterProcess:
                     raise error
                 tell(f"{error.message}; another takes its place")
             self._child = self._start()
+            # All of them: the newest snapshot may lie in another than the one at hand.
+            for slot in self._slots:
+                self._child.index(slot)
         except (OSError, NoProcessError) as error:
             self._do_without(error)
         return self._child
@@ -172,6 +182,8 @@ class WriterProcess:
             directory=str(self._directory.resolve()),
             attempt=self._attempt,
             trainer=self._trainer.to_json(),
+            parent=self._newest,
+            sequence=self._sequence,
         )
         child = Child(start)
         identity = identify(child.process_id)
@@ -187,7 +199,7 @@ class WriterProcess:
             f"no process to write checkpoints: {error}",
             "training writes them itself, and its snapshots do not outlive it",
         )
-        self._here = WriterHere(self._directory, self._attempt)
+        self._here = WriterHere(self._directory, self._attempt, self._newest)
 
     def _writer_here(self) -> WriterHere:
         assert self._here is not None, "asked to write here although there is a process"

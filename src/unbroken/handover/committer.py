@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.checkpoint.verify import verify_checkpoint
 from unbroken.checkpoint.writer import write_checkpoint
+from unbroken.errors import UnbrokenError
 from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.identity import check_not_superseded
@@ -25,13 +27,24 @@ class Committed:
 
 
 class Committer:
-    """Writes for attempt `attempt` of the run in `directory`, as long as `trainer` holds it."""
+    """Writes for attempt `attempt` of the run in `directory`, as long as `trainer` holds it.
 
-    def __init__(self, directory: Path, attempt: int, trainer: ProcessIdentity) -> None:
+    `parent` is a checkpoint that is known to be intact: what is unchanged since is shared with it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        attempt: int,
+        trainer: ProcessIdentity,
+        *,
+        parent: str | None = None,
+        sequence: int = 0,
+    ) -> None:
         self._store = CheckpointStore(directory)
         self._may_commit: Callable[[], None] = lambda: check_not_superseded(directory, attempt, trainer)
-        self._parent: Manifest | None = None
-        self.sequence = 0
+        self._parent = _manifest_of(self._store, parent)
+        self.sequence = sequence
 
     def commit(self, slot: SlotReader) -> Committed:
         """Write the snapshot in `slot` as a checkpoint. Raises StorageError, StaleWriterError."""
@@ -61,3 +74,10 @@ class Committer:
             # Not if it could not even be read: then nothing later shares anything with it.
             self._parent = parent
         return intact
+
+
+def _manifest_of(store: CheckpointStore, name: str | None) -> Manifest | None:
+    # Without it the next checkpoint is written as a whole, and that is all.
+    with suppress(UnbrokenError):
+        return None if name is None else store.get(name).manifest
+    return None

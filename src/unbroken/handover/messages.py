@@ -12,11 +12,17 @@ _MAX_TEXT = 4000
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What the writer process is told on its command line."""
+    """What the writer process is told on its command line.
+
+    `parent` is the newest checkpoint, whose bytes were verified or written by this trainer; snapshots up to
+    the number `sequence` are checkpoints already.
+    """
 
     directory: str
     attempt: int
     trainer: dict[str, str | int]
+    parent: str | None = None
+    sequence: int = 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

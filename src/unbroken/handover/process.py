@@ -50,7 +50,7 @@ def main(argument: str) -> int:
     trainer = ProcessIdentity.from_json(dict(start.trainer))
     assert trainer is not None, "started without an identity"
     directory = Path(start.directory)
-    committer = Committer(directory, start.attempt, trainer)
+    committer = Committer(directory, start.attempt, trainer, parent=start.parent, sequence=start.sequence)
     with socket.socket(fileno=0) as channel:
         service = _Service(channel, committer, trainer)
         if service.serve():

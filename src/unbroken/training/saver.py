@@ -208,6 +208,7 @@ class Saver:
                 self._attempt.number,
                 size_bytes=slot.size_bytes,
                 outlives=self._keeps_snapshots,
+                parent=self.newest_name,
             )
         self._writer.share(slot)
 
