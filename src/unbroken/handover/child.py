@@ -95,10 +95,12 @@ class Child:
     def lost(self) -> StorageError:
         """Return the error that the process, which has ended, is gone.
 
-        A NoProcessError if it was never ready: the next would fare no better.
+        A NoProcessError if it was never ready: the next would fare no better, unless it was killed (for want
+        of memory, which may pass).
         """
-        end = _end(self._process.wait())
-        if not self._is_ready and not self._has_greeted():
+        code = self._process.wait()
+        end = _end(code)
+        if code != -signal.SIGKILL and not self._is_ready and not self._has_greeted():
             return self._never_ready(f"ended by {end}")
         return StorageError(
             f"{self._directory}: the process that writes checkpoints ended by {end}",
