@@ -169,3 +169,33 @@ def test_frozen_weights_are_not_written_again_by_the_next_attempt(tmp_path: Path
     assert len(names) == 2
     files = [tmp_path / "checkpoints" / name / "model-frozen-00.safetensors" for name in names]
     assert files[0].samefile(files[1])
+
+
+def test_an_optimizer_that_has_its_state_already_gets_it_where_it_is(saved: Any) -> None:
+    directory, states = saved
+    model, optimizer = built(seed=1)
+    train(model, optimizer)
+    before = {key: item.data_ptr() for key, item in moments(optimizer).items()}
+    with unbroken.Run(directory, save=[], model=model, optimizer=optimizer):
+        assert equal(values(model, optimizer), states[-1])
+        after = {key: item.data_ptr() for key, item in moments(optimizer).items()}
+        assert {key: after[key] for key in before} == before
+
+
+def test_live_tensors_that_share_memory_by_mistake_get_their_own_values(saved: Any) -> None:
+    directory, states = saved
+    model, optimizer = built(seed=1)
+    train(model, optimizer)
+    for state in optimizer.state.values():
+        state["exp_avg_sq"] = state["exp_avg"]
+    with unbroken.Run(directory, save=[], model=model, optimizer=optimizer):
+        assert equal(values(model, optimizer), states[-1])
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], torch.Tensor]:
+    return {
+        (index, name): item
+        for index, state in enumerate(optimizer.state.values())
+        for name, item in state.items()
+        if name != "step" and item.is_contiguous()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,11 @@ from unbroken.training import families
 from unbroken.training.arrivals import Arrivals
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
 
-# Handlers of these names take over tensors that are filled later; the tensors of other parts are read at
-# once and kept until training goes on.
+# Handlers of these names take over tensors that are filled later, their live ones where those fit; the
+# tensors of other parts are read at once and kept until training goes on.
 _STREAMED = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
 # And these put them in place as they are: what was digested there need not be digested again.
 _PLACED = frozenset({"torch.optimizer"})
-# And these ask only that their live tensors get the bytes: they may be filled where they are.
-_FILLED_IN_PLACE = frozenset({"torch.module", "torch.tensor"})
 # Tensors of the same memory are tied weights here; elsewhere they are a coincidence of the moment.
 _TYING = frozenset({"torch.module"})
 
@@ -143,8 +142,11 @@ class Parts:
     def _live_tensors(self) -> dict[str, TensorSource]:
         table = TensorTable()
         self.encode(table)
-        in_place = {part.name for part in self._parts if part.handler.name in _FILLED_IN_PLACE}
-        return {path: source for path, source in table.sources.items() if path.partition("/")[0] in in_place}
+        streamed = {part.name for part in self._parts if part.handler.name in _STREAMED}
+        found = {path: source for path, source in table.sources.items() if path.partition("/")[0] in streamed}
+        # Where two paths lead to one memory that the checkpoint keeps apart, each gets one of its own.
+        places = Counter(source.address for source in found.values())
+        return {path: source for path, source in found.items() if places[source.address] == 1}
 
     def forget(self) -> None:
         """Let go of the restored bytes: training moves on from here."""
