@@ -36,7 +36,7 @@ IGNORED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_NICENESS = 5
+_NICENESS = 15
 # ioprio_set(2): the number of the system call differs, and the C library has no function for it.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
@@ -167,6 +167,8 @@ def _step_back() -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
+    # The threads of the digest, read when the first starts: one processor is left to training.
+    os.environ["RAYON_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) - 1))
     call = _IOPRIO_SET.get(platform.machine())
     if call is not None:
         # Refused in some containers; then the disk is shared evenly.
