@@ -8,9 +8,10 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.container import PAGE_BYTES, header_size, parse_header, plan_shard
+from unbroken.checkpoint.container import header_size, parse_header, plan_shard
 from unbroken.errors import DamagedError
 from unbroken.state.tensors import ITEM_BYTES, HostTensor
+from unbroken.storage.base import PAGE_BYTES
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 tensors = st.dictionaries(

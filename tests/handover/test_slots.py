@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint.container import PAGE_BYTES
 from unbroken.errors import StorageError
 from unbroken.handover.committer import Committer
 from unbroken.handover.slots import Filled, Slot, SlotReader
 from unbroken.rundir.processes import identify_self
+from unbroken.storage.base import PAGE_BYTES
 
 from ..checkpoint.states import state_at, tensor
 from .states import MEBIBYTE, LiveTensor, bytes_of, described, small_state

@@ -15,8 +15,8 @@ from typing import Any
 
 from unbroken.errors import DamagedError
 from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
+from unbroken.storage.base import PAGE_BYTES
 
-PAGE_BYTES = 4096
 _LENGTH = struct.Struct("<Q")
 # The limit of the format's own reader: a longer header is an attack or damage.
 _MAX_HEADER_BYTES = 100_000_000

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unbroken.checkpoint.container import PAGE_BYTES, ShardPlan, plan_shard
+from unbroken.checkpoint.container import ShardPlan, plan_shard
 from unbroken.errors import UnsupportedStateError
 from unbroken.rundir import layout
 from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
+from unbroken.storage.base import PAGE_BYTES
 
 # A part with less than this shares one file with the other small ones: each file costs an fsync.
 _OWN_SHARD_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
-from unbroken.state.tensors import TensorSource
+from unbroken.state.tensors import TensorSource, address_of
 from unbroken.state.tree import TensorTable
 from unbroken.storage.parallel import share
 
@@ -88,7 +88,7 @@ def given_aliases(table: TensorTable) -> dict[str, list[str]]:
 
 def copy_into(image: memoryview, plan: ImagePlan, sources: Mapping[str, TensorSource]) -> None:
     """Fill `image` with the headers of `plan` and the bytes of `sources` as they are now."""
-    base = ctypes.addressof(ctypes.c_char.from_buffer(image)) if plan.size_bytes else 0
+    base = address_of(image) if plan.size_bytes else 0
     large: list[tuple[int, int, int]] = []
     move = ctypes.memmove
     for shard in plan.shards:

@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from unbroken.checkpoint.container import PAGE_BYTES, ShardPlan, parse_header
+from unbroken.checkpoint.container import ShardPlan, parse_header
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.snapshot import Description, Snapshot, copy_into, given_aliases
 from unbroken.state.tree import TensorTable
+from unbroken.storage.base import PAGE_BYTES
 from unbroken.storage.failures import translated
 
 _MAGIC = b"UNBROKEN-SLOT-01"

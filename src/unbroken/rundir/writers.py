@@ -34,15 +34,19 @@ def wait_for_writers(run_directory: Path) -> None:
 
     Raises RunBusyError if one does not come to its end.
     """
-    # The newest attempt may be the one that a supervisor has just made for us.
-    for attempt in layout.attempts(run_directory)[-2:]:
+    for attempt in _newest_attempts(run_directory):
         _wait_for_writer(run_directory, attempt)
 
 
 def has_orphaned_writer(run_directory: Path) -> bool:
     """Tell whether there is one to wait for."""
-    newest = layout.attempts(run_directory)[-2:]
+    newest = _newest_attempts(run_directory)
     return any(orphaned_writer(layout.attempt_directory(run_directory, number)) for number in newest)
+
+
+def _newest_attempts(run_directory: Path) -> list[int]:
+    # The newest may be the one that a supervisor has just made for us.
+    return layout.attempts(run_directory)[-2:]
 
 
 def _wait_for_writer(run_directory: Path, attempt: int) -> None:

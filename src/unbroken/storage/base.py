@@ -12,6 +12,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # A method called `list` hides the builtin inside its class.
 Names: TypeAlias = list[str]
 
+# Memory, files and direct I/O meet on boundaries of this size.
+PAGE_BYTES = 4096
 # Names that no reader is shown: what is being written, or being deleted.
 TEMPORARY_PREFIX = ".unbroken-tmp-"
 

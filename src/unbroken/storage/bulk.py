@@ -16,10 +16,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from unbroken.storage.base import Buffer
+from unbroken.storage.base import PAGE_BYTES, Buffer
 from unbroken.storage.parallel import share
 
-PAGE_BYTES = 4096
 # From here on a value is worth threads and direct I/O; below, one write call is faster.
 BULK_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20

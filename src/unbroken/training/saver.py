@@ -94,7 +94,7 @@ class Saver:
         self.wait()
         slot = self._free_slot()
         self._fill(slot, description, table)
-        self._in_flight = slot, self._thread.submit(self._write, slot)
+        self._begin_write(slot)
 
     def snapshot(self, description: Description, table: TensorTable) -> bool:
         """Capture the state now, to be written only if this process dies.
@@ -124,29 +124,21 @@ class Saver:
         if self._in_flight is None:
             return True
         slot, future = self._in_flight
-        # First the waiting: whoever interrupts it must not find the slot free that is being written.
-        futures.wait([future])
-        self._in_flight = None
         try:
             try:
-                future.result()
+                return self._end_write(future)
             except StorageFullError as error:
                 # The slot still holds the state: what is tried again is the writing alone.
-                return bool(self._full_disk.after(error, lambda: self._write_again(slot), "a checkpoint"))
+                return bool(
+                    self._full_disk.after(
+                        error, lambda: self._end_write(self._begin_write(slot)), "a checkpoint"
+                    )
+                )
         except SaveFailedError:
             raise
         except (UnbrokenError, OSError) as error:
             hint = error.hint if isinstance(error, UnbrokenError) else "check the disk and the mount"
             raise SaveFailedError(f"a checkpoint could not be written: {error}", hint=hint) from error
-        return True
-
-    def _write_again(self, slot: Slot) -> bool:
-        # In the thread, and in flight: whoever interrupts this must not find the slot free, either.
-        future = self._thread.submit(self._write, slot)
-        self._in_flight = slot, future
-        futures.wait([future])
-        self._in_flight = None
-        return future.result()
 
     def wait_for_the_last(self) -> None:
         """The same at the end of training, where to go on without saving would lose the state."""
@@ -161,7 +153,7 @@ class Saver:
         self.wait()
         newest = max(self._slots, key=lambda slot: slot.sequence)
         if newest.sequence > self._committed_sequence:
-            self._in_flight = newest, self._thread.submit(self._write, newest)
+            self._begin_write(newest)
             self.wait()
 
     def close(self) -> None:
@@ -211,6 +203,17 @@ class Saver:
                 parent=self.newest_name,
             )
         self._writer.share(slot)
+
+    def _begin_write(self, slot: Slot) -> Future[bool]:
+        future = self._thread.submit(self._write, slot)
+        self._in_flight = slot, future
+        return future
+
+    def _end_write(self, future: Future[bool]) -> bool:
+        # First the waiting: whoever interrupts it must not find the slot free that is being written.
+        futures.wait([future])
+        self._in_flight = None
+        return future.result()
 
     def _write(self, slot: Slot) -> bool:
         """Let the process write, then say so and prune; True when that is done. In the thread."""
