@@ -66,6 +66,9 @@ class Training:
             time.sleep(0.005)
         return beat
 
+    def until_after(self, beats: int) -> Beat:
+        return self.until(lambda beat: beat.beats > beats)
+
     def fill_up(self) -> None:
         """Once it has saved, leave no byte free."""
         self.until(lambda beat: beat.checkpoint_step >= 10)
@@ -76,6 +79,18 @@ class Training:
                         file.write(bytes(size))
                 except OSError:
                     continue
+
+    def fill_up_until_it_waits(self) -> Beat:
+        """Leave no byte free; return its beat when it waits, and cannot save whatever it tries.
+
+        A save that fails removes what it had written, so that the next one may find just enough.
+        """
+        while True:
+            self.fill_up()
+            beats = self.until(lambda beat: beat.phase == "disk-full").beats
+            beat = self.until_after(beats)
+            if beat.phase == "disk-full" and os.statvfs(self.run_dir).f_bavail == 0:
+                return beat
 
     def use_up_inodes(self) -> None:
         self.until(lambda beat: beat.checkpoint_step >= 10)
@@ -123,8 +138,7 @@ class TestPause:
         self, make_disk: Make, expected: Callable[[int], Path]
     ) -> None:
         training = Training(make_disk(), "--steps", "150")
-        training.fill_up()
-        waiting = training.until(lambda beat: beat.phase == "disk-full")
+        waiting = training.fill_up_until_it_waits()
         shown = describe_run(training.run_dir)
         hint = f"free space on the disk of {training.run_dir}; training waits and goes on by itself"
         assert (shown["phase"], shown["hint"]) == ("disk-full", hint)
@@ -155,15 +169,15 @@ class TestPause:
         self, make_disk: Make, expected: Callable[[int], Path]
     ) -> None:
         training = Training(make_disk(), "--steps", "150")
-        training.fill_up()
-        waiting = training.until(lambda beat: beat.phase == "disk-full")
+        training.fill_up_until_it_waits()
         training.process.terminate()
         said = training.wait(code=1)
         assert NO_SPACE.search(said)
         shown = describe_run(training.run_dir)
         assert (shown["phase"], shown["hint"]) == ("disk-full", None)
         training.make_room()
-        assert check_intact(training.run_dir)[-1] == waiting.checkpoint_step
+        last = training.until(lambda _: True)
+        assert check_intact(training.run_dir)[-1] == last.checkpoint_step < last.step
         finish(training.run_dir, *STATE, "--steps", "60", output=training.output)
         assert compare_runs(expected(60), training.run_dir).differences == ()
 
