@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unbroken.frameworks.generators import generator_state, is_generator, set_generator_state
-from unbroken.state.handlers import ORDER_GENERATOR
+from unbroken.state.handlers import ORDER_GENERATOR, Difference
 
 
 class GeneratorHandler:
@@ -20,9 +20,11 @@ class GeneratorHandler:
     def state(self, value: Any) -> object:
         return generator_state(value)
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         mine, theirs = generator_state(value)["kind"], state["kind"]
-        return [] if mine == theirs else [f"a {mine}, the checkpoint has a {theirs}"]
+        if mine == theirs:
+            return []
+        return [Difference("other", "", f"a {mine}, the checkpoint has a {theirs}")]
 
     def restore(self, value: Any, state: Any) -> None:
         set_generator_state(value, state)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.state.handlers import ORDER_VALUE
+from unbroken.state.handlers import ORDER_VALUE, Difference
 from unbroken.state.tensors import LoadedTensor, TensorSource
 from unbroken.state.tree import Json
 
@@ -112,10 +112,12 @@ class ArrayHandler:
     def state(self, value: Any) -> object:
         return value
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         expected = (value.dtype.name, value.shape)
         found = (state.dtype.name, state.shape) if isinstance(state, np.ndarray) else (type(state).__name__,)
-        return [] if expected == found else [f"expected {expected}, the checkpoint holds {found}"]
+        if expected == found:
+            return []
+        return [Difference("other", "", f"expected {expected}, the checkpoint holds {found}")]
 
     def restore(self, value: Any, state: Any) -> None:
         np.copyto(value, state)

@@ -3,10 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from unbroken.errors import UnsupportedStateError
+
+DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "other"]
+Horizon = Literal["keep", "stretch", "hold"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """Why a saved state does not fit a live object.
+
+    `name` is what differs inside the part, empty for the part as a whole. "missing" is what the
+    checkpoint lacks, "unexpected" what the live object lacks; `text` says what was expected and found.
+    """
+
+    kind: DifferenceKind
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}" if self.name else self.text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """Something the script set otherwise than the checkpoint: `saved` there, `script` here.
+
+    `key` is its name, by which it may be overridden; `where` is what it belongs to inside the part, as
+    `group 0`. With `is_horizon` it is the length of a schedule. `note` replaces the usual text.
+    """
+
+    key: str
+    saved: object
+    script: object
+    where: str = ""
+    is_horizon: bool = False
+    note: str = ""
+
+    def text(self, *, script_wins: bool) -> str:
+        """Say which of the two values is in force."""
+        if self.note:
+            return self.note
+        name = f"{self.where} {self.key}" if self.where else self.key
+        if script_wins:
+            return f"{name}: {self.script!r} of the script is used, the checkpoint has {self.saved!r}"
+        return f"{name}: {self.saved!r} is kept, the script sets {self.script!r}"
 
 
 class StateHandler(Protocol):
@@ -29,8 +73,8 @@ class StateHandler(Protocol):
         """Return the state as nested plain values; live tensors may stand in it, nothing is copied."""
         ...
 
-    def differences(self, value: Any, state: Any) -> list[str]:
-        """Return why `state` does not fit `value`, a line each (where, expected, found); change nothing."""
+    def differences(self, value: Any, state: Any) -> list[Difference]:
+        """Return why `state` does not fit `value`; change nothing."""
         ...
 
     def restore(self, value: Any, state: Any) -> None:
@@ -42,9 +86,53 @@ class StateHandler(Protocol):
 class ComparesSettings(Protocol):
     """A handler whose objects have settings that a restore overwrites: their changes are reported."""
 
-    def changed_settings(self, value: Any, state: Any) -> list[str]:
-        """Return what the script set otherwise than the checkpoint, a line each."""
+    def changed_settings(self, value: Any, state: Any) -> list[Setting]:
+        """Return what the script set otherwise than the checkpoint; change nothing."""
         ...
+
+
+@runtime_checkable
+class OverridesSettings(Protocol):
+    """A handler that can put settings of the script in force, where the user asks for that."""
+
+    def override(self, value: Any, settings: Sequence[Setting]) -> None:
+        """Put `settings`, found by `changed_settings` before, in force once every part is restored."""
+        ...
+
+
+@runtime_checkable
+class HasHorizon(Protocol):
+    """A handler whose objects plan ahead: a changed horizon is a choice of the user."""
+
+    def with_horizon(self, value: Any, state: Any, how: Horizon) -> Callable[[], None]:
+        """Look at `value` before it is restored; return what puts `how` in force once every part is."""
+        ...
+
+
+@runtime_checkable
+class KeepsGradients(Protocol):
+    """A handler that can also keep what has been gathered towards a step that is not complete."""
+
+    def state_inside_step(self, value: Any) -> object:
+        """Return the state with the gradients; `restore` takes it as well."""
+        ...
+
+
+@runtime_checkable
+class RenamesState(Protocol):
+    """A handler whose state has names of parameters in it, which may be renamed for a restore."""
+
+    def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
+        """Return the encoded state of `part` with every name, such as `model.layer.weight`, renamed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Renamed:
+    """An encoded state with other names, and `old path -> new path` for the tensors in it."""
+
+    state: Any
+    paths: dict[str, str]
 
 
 ORDER_MODULE = 10

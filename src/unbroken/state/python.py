@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
-from unbroken.state.handlers import ORDER_VALUE, StateHandler
+from unbroken.state.handlers import ORDER_VALUE, Difference, StateHandler
 from unbroken.state.tensors import TensorSource, copy_bytes
 from unbroken.state.tree import Encoder, LeafCodec, TensorTable
 
@@ -28,12 +28,14 @@ class ContainerHandler:
             return dict(value)
         return set(value) if isinstance(value, set) else list(value)
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         expected = (
             "dict" if isinstance(value, MutableMapping) else "set" if isinstance(value, set) else "list"
         )
         found = type(state).__name__
-        return [] if found == expected else [f"expected a {expected}, the checkpoint holds a {found}"]
+        if found == expected:
+            return []
+        return [Difference("other", "", f"expected a {expected}, the checkpoint holds a {found}")]
 
     def restore(self, value: Any, state: Any) -> None:
         _Filling(self._codecs).fill(value, state)
@@ -58,11 +60,14 @@ class DataclassHandler:
     def state(self, value: Any) -> object:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         expected = {field.name for field in dataclasses.fields(value)}
         found = set(state) if isinstance(state, dict) else set()
-        return [f"field {name!r}: the checkpoint lacks it" for name in sorted(expected - found)] + [
-            f"field {name!r}: the class lacks it" for name in sorted(found - expected)
+        return [
+            Difference("missing", name, "the checkpoint lacks this field")
+            for name in sorted(expected - found)
+        ] + [
+            Difference("unexpected", name, "the class lacks this field") for name in sorted(found - expected)
         ]
 
     def restore(self, value: Any, state: Any) -> None:
@@ -88,7 +93,7 @@ class StateDictHandler:
     def state(self, value: Any) -> object:
         return value.state_dict()
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         # What fits is known to the object alone: it judges in load_state_dict.
         return []
 

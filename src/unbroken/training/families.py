@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.python import python_handlers
 from unbroken.state.tree import LeafCodec
@@ -32,13 +33,13 @@ def codecs(*, describes: bool = False) -> list[LeafCodec]:
     return found
 
 
-def handlers(parts: Mapping[str, object]) -> list[StateHandler]:
+def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
     """Return the handlers for objects of the loaded frameworks and of plain Python, as they are asked."""
     found: list[StateHandler] = [GlobalRandomnessHandler()]
     if "torch" in sys.modules:
         from unbroken.frameworks.torch import family
 
-        found += family.handlers(parts)
+        found += family.handlers(parts, choices)
     if "numpy" in sys.modules:
         from unbroken.frameworks.numpy import ArrayHandler
 

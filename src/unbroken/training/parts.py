@@ -14,6 +14,7 @@ from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import StateMismatchError, UsageError
 from unbroken.frameworks.generators import is_generator
+from unbroken.state.choices import Choices
 from unbroken.state.handlers import ComparesSettings, StateHandler, choose_handler
 from unbroken.state.tensors import LoadedTensor, TensorSource, bytes_of
 from unbroken.state.tree import Decoder, Encoder, TensorTable
@@ -44,13 +45,18 @@ class Parts:
     UsageError for the name of the part that every run has by itself.
     """
 
-    def __init__(self, values: Mapping[str, object], extra_handlers: Sequence[StateHandler] = ()) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        extra_handlers: Sequence[StateHandler] = (),
+        choices: Choices | None = None,
+    ) -> None:
         if RNG_PART in values:
             raise UsageError(
                 f"Run: the part name {RNG_PART!r} stands for the generators of the process",
                 hint=f"call it otherwise, such as my_{RNG_PART}=...",
             )
-        known = [*extra_handlers, *families.handlers(values)]
+        known = [*extra_handlers, *families.handlers(values, choices or Choices())]
         everything = {**values, RNG_PART: GlobalRandomness()}
         self._parts = [
             _Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
@@ -134,7 +140,7 @@ class Parts:
         for part in parts:
             if isinstance(part.handler, ComparesSettings):
                 settings = part.handler.changed_settings(part.value, states[part.name])
-                changed += [f"{part.name}: {line}" for line in settings]
+                changed += [f"{part.name}: {setting.text(script_wins=False)}" for setting in settings]
         for part in sorted(parts, key=lambda part: part.handler.order):
             part.handler.restore(part.value, states[part.name])
         return changed, landed

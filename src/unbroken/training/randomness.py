@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unbroken.frameworks.rng import capture_global_rng, restore_global_rng, rng_differences
+from unbroken.state.handlers import Difference, Setting
 
 RNG_PART = "rng"
 
@@ -25,12 +26,20 @@ class GlobalRandomnessHandler:
     def state(self, value: Any) -> object:
         return capture_global_rng()
 
-    def differences(self, value: Any, state: Any) -> list[str]:
-        return rng_differences(state)
+    def differences(self, value: Any, state: Any) -> list[Difference]:
+        return [Difference("other", "", text) for text in rng_differences(state)]
 
-    def changed_settings(self, value: Any, state: Any) -> list[str]:
+    def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         new = sorted(set(capture_global_rng()) - set(state))
-        return [f"the generator of {name} came into use since and begins as it is" for name in new]
+        return [
+            Setting(
+                name,
+                None,
+                "as it is",
+                note=f"the generator of {name} came into use since and begins as it is",
+            )
+            for name in new
+        ]
 
     def restore(self, value: Any, state: Any) -> None:
         restore_global_rng(state)

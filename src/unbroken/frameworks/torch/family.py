@@ -12,6 +12,7 @@ from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
 from unbroken.frameworks.torch.tensors import TensorHandler, TorchCodec
+from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import LeafCodec
 
@@ -21,9 +22,9 @@ def codec(*, describes: bool) -> LeafCodec:
     return TorchCodec(describes=describes)
 
 
-def handlers(parts: Mapping[str, object]) -> list[StateHandler]:
+def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
     """Return the handlers for torch objects; `parts` is read at each save, so it may still grow."""
-    return [ModuleHandler(), OptimizerHandler(parts), SchedulerHandler(), TensorHandler()]
+    return [ModuleHandler(parts, choices), OptimizerHandler(parts), SchedulerHandler(), TensorHandler()]
 
 
 def resumable_loader(loader: object) -> ResumableLoader | None:

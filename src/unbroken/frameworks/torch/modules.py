@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from unbroken.frameworks.torch.tensors import tensor_differences
-from unbroken.state.handlers import ORDER_MODULE
+from unbroken.state.choices import Choices
+from unbroken.state.handlers import ORDER_MODULE, Difference
 
 # Attributes in which wrappers keep the user's module.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -23,6 +24,10 @@ class ModuleHandler:
 
     name = "torch.module"
     order = ORDER_MODULE
+
+    def __init__(self, parts: Mapping[str, object] | None = None, choices: Choices | None = None) -> None:
+        self._parts = parts or {}
+        self._choices = choices or Choices()
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, nn.Module)
@@ -37,10 +42,10 @@ class ModuleHandler:
         tensors = {canonical_name(name): item for name, item in module.state_dict(keep_vars=True).items()}
         return {**tensors, _FLAGS: flags}
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         live: Any = self.state(value)
-        found = [f"{name}: the checkpoint lacks it" for name in live if name not in state]
-        found += [f"{name}: the model lacks it" for name in state if name not in live]
+        found = [Difference("missing", name, "the checkpoint lacks it") for name in live if name not in state]
+        found += [Difference("unexpected", name, "the model lacks it") for name in state if name not in live]
         for name, item in live.items():
             if name in state and isinstance(item, torch.Tensor):
                 found += tensor_differences(name, item, state[name])

@@ -15,7 +15,7 @@ import torch
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.torch.modules import parameter_names
-from unbroken.state.handlers import ORDER_OPTIMIZER
+from unbroken.state.handlers import ORDER_OPTIMIZER, Difference, Setting
 
 
 class OptimizerHandler:
@@ -49,12 +49,14 @@ class OptimizerHandler:
             },
         }
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         live: Any = self.state(value)
         if live["class"] != state["class"]:
-            return [f"class {live['class']}, the checkpoint has class {state['class']}"]
+            text = f"class {live['class']}, the checkpoint has class {state['class']}"
+            return [Difference("other", "", text)]
         if len(live["groups"]) != len(state["groups"]):
-            return [f"{len(live['groups'])} parameter groups, the checkpoint has {len(state['groups'])}"]
+            text = f"{len(live['groups'])} parameter groups, the checkpoint has {len(state['groups'])}"
+            return [Difference("other", "", text)]
         found = []
         for index, (mine, saved) in enumerate(zip(live["groups"], state["groups"], strict=True)):
             found += _group_differences(index, mine, saved)
@@ -80,9 +82,9 @@ class OptimizerHandler:
                 key: item if key in stays else _place(item, parameter) for key, item in entries.items()
             }
 
-    def changed_settings(self, value: Any, state: Any) -> list[str]:
+    def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         return [
-            f"group {index} {key}: {saved['options'][key]!r} is kept, the script sets {mine!r}"
+            Setting(key, saved["options"][key], mine, where=f"group {index}")
             for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=True))
             for key, mine in group.items()
             if key in saved["options"] and key not in _MOVING and _differ(mine, saved["options"][key])
@@ -126,14 +128,23 @@ def _all_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) -> list[Difference]:
     mine, theirs = set(live["params"]), set(saved["params"])
-    found = [f"group {index}: the checkpoint lacks parameter {name}" for name in sorted(mine - theirs)]
-    found += [f"group {index}: the optimizer lacks parameter {name}" for name in sorted(theirs - mine)]
+    where = f"group {index}"
+    found = [
+        Difference("missing", name, f"{where}: the checkpoint lacks parameter {name}")
+        for name in sorted(mine - theirs)
+    ]
+    found += [
+        Difference("unexpected", name, f"{where}: the optimizer lacks parameter {name}")
+        for name in sorted(theirs - mine)
+    ]
     unknown = set(saved["options"]) - set(live["options"])
     # initial_lr is written by schedulers, which may not have been built in the same order.
-    found += [f"group {index}: the optimizer lacks option {key}" for key in sorted(unknown - {"initial_lr"})]
-    return found
+    return found + [
+        Difference("other", where, f"the optimizer lacks option {key}")
+        for key in sorted(unknown - {"initial_lr"})
+    ]
 
 
 def _place(item: Any, parameter: torch.Tensor) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from unbroken.frameworks.torch.optimizers import class_name
-from unbroken.state.handlers import ORDER_SCHEDULER
+from unbroken.state.handlers import ORDER_SCHEDULER, Difference, Setting
 
 
 class SchedulerHandler:
@@ -23,19 +23,21 @@ class SchedulerHandler:
     def state(self, value: Any) -> object:
         return {"class": class_name(value), "state": value.state_dict()}
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         mine, theirs = class_name(value), state["class"]
-        return [] if mine == theirs else [f"class {mine}, the checkpoint has class {theirs}"]
+        if mine == theirs:
+            return []
+        return [Difference("other", "", f"class {mine}, the checkpoint has class {theirs}")]
 
     def restore(self, value: Any, state: Any) -> None:
         value.load_state_dict(state["state"])
 
-    def changed_settings(self, value: Any, state: Any) -> list[str]:
+    def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         # What the constructor takes is a setting; the rest of the state moves with training.
         settings = inspect.signature(type(value).__init__).parameters
         live, saved = value.state_dict(), state["state"]
         return [
-            f"{name}: {saved[name]!r} is kept, the script sets {live[name]!r}"
+            Setting(name, saved[name], live[name])
             for name in settings
             if name in live and name in saved and name not in _MOVING and live[name] != saved[name]
         ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.state.handlers import ORDER_VALUE
+from unbroken.state.handlers import ORDER_VALUE, Difference
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, memory_at
 from unbroken.state.tree import Json
 
@@ -159,9 +159,10 @@ class TensorHandler:
     def state(self, value: Any) -> object:
         return value
 
-    def differences(self, value: Any, state: Any) -> list[str]:
+    def differences(self, value: Any, state: Any) -> list[Difference]:
         if _overlaps_itself(value):
-            return ["expected a tensor with memory for each element, found an expanded one"]
+            text = "expected a tensor with memory for each element, found an expanded one"
+            return [Difference("other", "", text)]
         return tensor_differences("", value, state)
 
     def restore(self, value: Any, state: Any) -> None:
@@ -169,16 +170,18 @@ class TensorHandler:
             value.copy_(state)
 
 
-def tensor_differences(where: str, live: torch.Tensor, loaded: object) -> list[str]:
-    """Return how a loaded tensor differs in shape and dtype from a live one; `where` begins the lines."""
-    head = f"{where}: " if where else ""
+def tensor_differences(name: str, live: torch.Tensor, loaded: object) -> list[Difference]:
+    """Return how a loaded tensor differs in shape and dtype from the live one of that name."""
     if not isinstance(loaded, torch.Tensor):
-        return [f"{head}expected a tensor, the checkpoint holds a {type(loaded).__name__}"]
+        text = f"expected a tensor, the checkpoint holds a {type(loaded).__name__}"
+        return [Difference("other", name, text)]
     found = []
     if loaded.shape != live.shape:
-        found.append(f"{head}shape {tuple(live.shape)}, the checkpoint has shape {tuple(loaded.shape)}")
+        text = f"shape {tuple(live.shape)}, the checkpoint has shape {tuple(loaded.shape)}"
+        found.append(Difference("shape", name, text))
     if loaded.dtype != live.dtype:
-        found.append(f"{head}dtype {live.dtype}, the checkpoint has dtype {loaded.dtype}")
+        text = f"dtype {live.dtype}, the checkpoint has dtype {loaded.dtype}"
+        found.append(Difference("dtype", name, text))
     return found
 
 

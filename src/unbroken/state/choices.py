@@ -1,0 +1,34 @@
+"""What the user chose for where a restore cannot be exact, and what to keep beyond the usual."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from unbroken.state.handlers import Horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The explicit ways out of strictness. Patterns have `*` and `?`, and are of names as `part.name`.
+
+    `rename` maps what the checkpoint calls something to what the program calls it. `allow` are names that
+    may be missing on either side, or differ in shape; `cast` those that may differ in dtype; `fresh` are
+    parts that begin as the script built them. `override` are settings for which the script's value wins,
+    `horizon` says what becomes of a schedule whose length has changed. `non_persistent` are buffers to
+    keep that a module's state_dict leaves out.
+    """
+
+    rename: Mapping[str, str] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
+    override: tuple[str, ...] = ()
+    horizon: Horizon | None = None
+    non_persistent: tuple[str, ...] = ()
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether one of `patterns` stands for `name`."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
