@@ -16,7 +16,7 @@ from torch import nn
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import DamagedError
-from unbroken.training.resume import RestoreReport
+from unbroken.training.report import RestoreReport
 
 from .runs import names, tree_of
 

@@ -74,6 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
     config: Any
     environment: dict[str, Any]
+    # What the user chose where a restore was not exact: fresh parts, settings of the script.
+    choices: dict[str, Any] = {}
     parts: dict[str, PartEntry]
     shards: dict[str, ShardEntry]
     tensors: dict[str, TensorEntry]

@@ -35,6 +35,7 @@ class Description:
     metrics: dict[str, Any] = field(default_factory=dict)
     config: Any = None
     environment: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

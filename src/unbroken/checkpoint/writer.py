@@ -215,6 +215,7 @@ def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:
         metrics=said.metrics,
         config=said.config,
         environment=said.environment,
+        choices=said.choices,
         parts=said.parts,
         shards=shards,
         tensors=tensors,

@@ -28,6 +28,10 @@ class Choices:
     horizon: Horizon | None = None
     non_persistent: tuple[str, ...] = ()
 
+    def overrides(self, name: str) -> bool:
+        """Tell whether the script's value of the setting `name`, such as `optimizer.lr`, wins."""
+        return matches(name, self.override)
+
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether one of `patterns` stands for `name`."""

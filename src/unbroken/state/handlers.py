@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from unbroken.errors import UnsupportedStateError
 
 DifferenceKind = Literal["missing", "unexpected", "shape", "dtype", "other"]
+# The key in a state under which gradients of a step that is not complete stand.
+GRADIENTS = "(gradients)"
 Horizon = Literal["keep", "stretch", "hold"]
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
+from unbroken.state.choices import Choices
+from unbroken.state.handlers import Horizon
 from unbroken.state.tree import Encoder, Json, TensorTable
 from unbroken.training import families
+from unbroken.training.configuration import encode_plain
 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:
@@ -40,20 +43,44 @@ def policies(keyword: str, given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def plain(value: object, where: str) -> Json:
-    """Return `value`, which must hold no tensors, as tagged JSON."""
-    table = TensorTable()
-    encoded = Encoder(table, families.codecs()).encode(value, where)
-    if table.sources:
+def choices(
+    parts: Mapping[str, object],
+    *,
+    rename: Mapping[Any, str] | None,
+    horizon: Horizon | None,
+    fresh: Sequence[str],
+    **patterns: Sequence[str],
+) -> Choices:
+    """Return what a script allows a restore to do; `parts` are those that it has."""
+    for keyword, given in {"fresh": fresh, **patterns}.items():
+        # Anything but text in a list: a single text is a list of letters, too.
+        if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+            raise UsageError(
+                f"Run: expected a list of names for {keyword}=, found {given!r}",
+                hint=f'write {keyword}=["..."]',
+            )
+    for name in fresh:
+        if name not in parts:
+            raise UsageError(
+                f"Run: expected fresh= to name parts, found {name!r}; there are {', '.join(parts)}",
+                hint="a part is what you pass to Run by that keyword",
+            )
+    if horizon not in (None, *get_args(Horizon)):
         raise UsageError(
-            f"{where}: expected plain values, found a tensor at {next(iter(table.sources))}",
-            hint="tensors belong into a part: a keyword of Run with a dictionary",
+            f"Run: expected horizon to be one of {get_args(Horizon)}, found {horizon!r}",
+            hint="'keep' goes on with the old curve, 'stretch' with the new one, 'hold' with the rate of now",
         )
-    return encoded
+    named: dict[str, Any] = {keyword: tuple(given) for keyword, given in patterns.items()}
+    return Choices(rename=dict(rename or {}), horizon=horizon, fresh=tuple(fresh), **named)
+
+
+def plain(value: object, where: str) -> Json:
+    """Return `value`, plain data or objects that consist of it, as tagged JSON."""
+    return encode_plain(value, where, families.codecs())
 
 
 def encoded_metrics(values: dict[str, int | float]) -> dict[str, Json]:
-    return {name: plain(value, name) for name, value in values.items()}
+    return {name: Encoder(TensorTable()).encode(value, name) for name, value in values.items()}
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, int | float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from unbroken.checkpoint.store import Checkpoint
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, address_of
+from unbroken.training.adaptation import AdaptedCheckpoint
 
 
 class Arrivals:
@@ -14,11 +14,11 @@ class Arrivals:
     Raises DamagedError, now and in `land`, naming what is not as it was saved.
     """
 
-    def __init__(self, checkpoint: Checkpoint, streamed: Collection[str]) -> None:
+    def __init__(self, checkpoint: AdaptedCheckpoint, streamed: Collection[str]) -> None:
         self._checkpoint = checkpoint
         self._streamed = {path for path in checkpoint.manifest.tensors if path.partition("/")[0] in streamed}
         others = checkpoint.manifest.tensors.keys() - self._streamed
-        self._kept = checkpoint.load_tensors(others)
+        self._kept: dict[str, LoadedTensor] = dict(checkpoint.load_tensors(others))
 
     def get(self, path: str) -> LoadedTensor:
         """Return the tensor at `path`, its bytes read."""
@@ -38,7 +38,9 @@ class Arrivals:
 class Flight:
     """The tensors of one restore: first all are made, by `get`, then `land` brings their bytes."""
 
-    def __init__(self, arrivals: Arrivals, checkpoint: Checkpoint, live: Mapping[str, TensorSource]) -> None:
+    def __init__(
+        self, arrivals: Arrivals, checkpoint: AdaptedCheckpoint, live: Mapping[str, TensorSource]
+    ) -> None:
         self._arrivals = arrivals
         self._checkpoint = checkpoint
         self._live = live

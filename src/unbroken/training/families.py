@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unbroken.state.choices import Choices
@@ -49,6 +46,15 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
     return [*found, GeneratorHandler(), *python_handlers(codecs())]
 
 
+def mark_gradients(parts: Mapping[str, object]) -> Callable[[], bool]:
+    """Return a function that tells whether gradients of `parts` have changed since now."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        return family.mark_gradients(parts.values())
+    return lambda: False
+
+
 def resumable_loader(loader: object) -> Any:
     """Return `loader` made resumable by its framework, or None if it is of none."""
     if "torch" in sys.modules:
@@ -56,23 +62,3 @@ def resumable_loader(loader: object) -> Any:
 
         return family.resumable_loader(loader)
     return None
-
-
-def environment() -> dict[str, object]:
-    """Return what a result depends on beside code and data."""
-    from unbroken import __version__
-
-    found: dict[str, object] = {
-        "unbroken": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "processors": os.cpu_count(),
-        # An argument need not be Unicode; what is kept has to be.
-        "command": [word.encode(errors="backslashreplace").decode() for word in sys.argv],
-    }
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        found.update(family.environment())
-    return found

@@ -45,18 +45,27 @@ class _Pass:
     """One pass over a loader, as the iterator that the user's loop holds.
 
     `at_boundary` is called whenever the loop asks for the next batch: all of its body is done then.
+    `on_batch` is called with this pass when it hands out a batch. `has_steps` once its body took one.
     """
 
     def __init__(
-        self, slot: _Slot, batches: Iterator[Any], at_boundary: Callable[[], None], *, is_inner: bool
+        self,
+        slot: _Slot,
+        batches: Iterator[Any],
+        at_boundary: Callable[[], None],
+        on_batch: Callable[[_Pass], None],
+        *,
+        is_inner: bool,
     ) -> None:
         self.slot = slot
         self.is_inner = is_inner
         self.delivered = 0
         self.is_over = False
+        self.has_steps = False
         self._is_left = False
         self._batches = batches
         self._at_boundary = at_boundary
+        self._on_batch = on_batch
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -75,6 +84,8 @@ class _Pass:
             self.is_over = True
             raise
         self.delivered += 1
+        if not self.is_inner:
+            self._on_batch(self)
         return batch
 
     def leave(self) -> None:
@@ -104,7 +115,8 @@ class Position:
 
     What the script did since it entered the run, such as the part of an epoch's body before its batches,
     was done already: when a pass goes on, all `parts` are put to the checkpoint once more. `at_boundary`
-    is called between two batches of a loop that may take steps.
+    is called between two batches of a loop that may take steps. `begins_inside_step` is True after a
+    restore of gradients that were gathered for a step, until that step is complete.
     """
 
     def __init__(self, parts: Parts, at_boundary: Callable[[], None]) -> None:
@@ -119,6 +131,9 @@ class Position:
         self._begun: list[weakref.ref[_Pass]] = []
         self._script: list[int] = []
         self._script_open: frozenset[int] = frozenset()
+        self.begins_inside_step = False
+        # Set by the first batch since the last step: whether gradients are being gathered by now.
+        self._is_gathering: Callable[[], bool] | None = None
 
     def state(self) -> list[dict[str, Any]]:
         """Return the loaders' positions as plain values."""
@@ -137,6 +152,25 @@ class Position:
     def is_in_pass(self) -> bool:
         """Whether the script stands in the body of a loop over batches."""
         return any(found.delivered for found in self._open())
+
+    def note_step(self) -> None:
+        """Note that a step is complete: what was gathered for it has been used."""
+        self.begins_inside_step, self._is_gathering = False, None
+        for found in self._open():
+            found.has_steps = True
+
+    def is_inside_step(self) -> bool:
+        """Tell whether gradients are being gathered for a step that is not complete.
+
+        So it is where batches came after a step in one pass, and where gradients changed since a pass
+        without a step began; batches of an evaluation change none.
+        """
+        is_gathering = self._is_gathering
+        return self.begins_inside_step or (is_gathering is not None and is_gathering())
+
+    def _note_batch(self, found: _Pass) -> None:
+        if self._is_gathering is None:
+            self._is_gathering = (lambda: True) if found.has_steps else self._parts.mark_gradients()
 
     def restore(
         self,
@@ -217,7 +251,7 @@ class Position:
         return self._started(slot, rest if index in self._script_open else iter(()), is_inner=False)
 
     def _started(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
-        found = _Pass(slot, batches, self._at_boundary, is_inner=is_inner)
+        found = _Pass(slot, batches, self._at_boundary, self._note_batch, is_inner=is_inner)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.highlights import learning_rates
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import (
     CheckpointNotFoundError,
@@ -20,6 +19,8 @@ from unbroken.errors import (
 )
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
+from unbroken.training.report import died_of
+from unbroken.training.restoration import Restored
 
 RESUME_MODES = ("auto", "never", "must")
 # So many attempts may die while they restore a checkpoint; then an older one is tried.
@@ -36,46 +37,10 @@ class Candidate:
     """
 
     checkpoint: Checkpoint
-    settings: list[str]
+    restored: Restored
     passed_over: dict[str, str]
     later: dict[str, str] = field(default_factory=dict)
     died: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreReport:
-    """What was restored; `passed_over` gives the reason for each newer checkpoint that was not.
-
-    `changed` lists what differs in environment and config since the checkpoint, a line each; `died` are
-    the attempts that ended while they restored this one.
-    """
-
-    checkpoint: str
-    step: int
-    epoch: int
-    inside_epoch: bool
-    parts: tuple[str, ...]
-    tensors: int
-    size_bytes: int
-    learning_rates: tuple[float, ...]
-    passed_over: dict[str, str]
-    changed: tuple[str, ...]
-    died: tuple[int, ...] = ()
-
-    def lines(self) -> list[str]:
-        """Return the report for people, a line each."""
-        where = f"inside epoch {self.epoch}" if self.inside_epoch else f"before epoch {self.epoch}"
-        lines = [f"resumed from {self.checkpoint} (step {self.step}, {where})"]
-        if self.died:
-            lines.append(f"{_died_of(self.died)}, this time it went well")
-        lines += [f"{name} was passed over: {reason}" for name, reason in self.passed_over.items()]
-        lines.append(
-            f"{', '.join(self.parts)}: {self.tensors} tensors, {self.size_bytes:,} bytes, "
-            "read back and equal bit for bit"
-        )
-        if self.learning_rates:
-            lines.append("learning rate " + ", ".join(f"{rate:g}" for rate in self.learning_rates))
-        return lines + [f"changed since: {line}" for line in self.changed]
 
 
 def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restoring) -> Candidate | None:
@@ -104,7 +69,7 @@ def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restorin
     search = _Search(store, run_id, restoring)
     found = search.newest(reversed(names), max_deaths=MAX_DEATHS - 1)
     if found is not None:
-        return replace(found, later={name: _died_of(died) for name, died in search.suspects.items()})
+        return replace(found, later={name: died_of(died) for name, died in search.suspects.items()})
     # Nothing else is left to go on from, so to pass them over would help nobody.
     found = search.newest(list(search.suspects), max_deaths=None)
     if found is None:
@@ -136,8 +101,8 @@ class _Search:
                 if max_deaths is not None and len(died) > max_deaths:
                     self.suspects[name] = died
                     continue
-                settings = self._restoring.do(checkpoint)
-                return Candidate(checkpoint, settings, self.passed_over, died=died)
+                restored = self._restoring.do(checkpoint)
+                return Candidate(checkpoint, restored, self.passed_over, died=died)
             except DamagedError as error:
                 place = self._store.quarantine(name, error.message)
                 self.passed_over[name] = f"{error.message}; now in {place}"
@@ -147,12 +112,12 @@ class _Search:
 class Restoring:
     """Restores checkpoints by `act`, and leaves a record of it in case this process dies of that."""
 
-    def __init__(self, attempt_directory: Path, act: Callable[[Checkpoint], list[str]]) -> None:
+    def __init__(self, attempt_directory: Path, act: Callable[[Checkpoint], Restored]) -> None:
         self.run_directory = attempt_directory.parents[1]
         self._record = attempt_directory / layout.RESTORING_FILE
         self._act = act
 
-    def do(self, checkpoint: Checkpoint) -> list[str]:
+    def do(self, checkpoint: Checkpoint) -> Restored:
         """Return what `act` returns. If the process dies in it, the record of that stays behind.
 
         An exception is no death: it shows what is wrong, and the script may be to blame for it.
@@ -197,12 +162,6 @@ def _record(path: Path) -> dict[str, Any] | None:
     except StorageError:
         # Bytes that cannot be read accuse no checkpoint in particular.
         return None
-
-
-def _died_of(died: Sequence[int]) -> str:
-    if len(died) == 1:
-        return f"attempt {died[0]} died while it restored it"
-    return f"attempts {', '.join(map(str, died))} died while they restored it"
 
 
 def _check_begin(store: CheckpointStore, resume: str, passed_over: Mapping[str, str]) -> None:
@@ -252,44 +211,3 @@ def _check_owner(checkpoint: Checkpoint, run_id: str) -> None:
             f"found {checkpoint.name} of run {checkpoint.manifest.run_id}",
             hint="to move a run, copy its whole directory with run.json into an empty place",
         )
-
-
-def report(
-    candidate: Candidate,
-    *,
-    environment: Mapping[str, Any],
-    config: Any,
-    parts: Sequence[str],
-) -> RestoreReport:
-    """Return the report on a restored checkpoint.
-
-    `environment` and `config` are those of now, encoded.
-    """
-    manifest = candidate.checkpoint.manifest
-    return RestoreReport(
-        checkpoint=candidate.checkpoint.name,
-        step=manifest.step,
-        epoch=manifest.position.epoch,
-        inside_epoch=manifest.position.inside_epoch,
-        parts=tuple(parts),
-        tensors=len(manifest.tensors),
-        size_bytes=manifest.size_bytes,
-        learning_rates=learning_rates(entry.state for entry in manifest.parts.values()),
-        passed_over=candidate.passed_over,
-        died=candidate.died,
-        changed=(
-            *candidate.settings,
-            *_changes("", manifest.environment, environment),
-            *_changes("config", manifest.config, config),
-        ),
-    )
-
-
-def _changes(where: str, then: Any, now: Any) -> list[str]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        lines = []
-        for key in sorted({*then, *now}):
-            inner = f"{where}.{key}" if where else str(key)
-            lines += _changes(inner, then.get(key, "absent"), now.get(key, "absent"))
-        return lines
-    return [] if then == now else [f"{where}: {then!r} -> {now!r}"]

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from unbroken.checkpoint.manifest import Position as SavedPosition
 from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
-from unbroken.checkpoint.snapshot import Description
-from unbroken.checkpoint.store import Checkpoint, CheckpointStore
+from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError, UsageError
 from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.tell import tell
-from unbroken.state.handlers import StateHandler
-from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
-from unbroken.training import families, resume
-from unbroken.training.arguments import encoded_metrics, numbers, plain, policies, run_directory
+from unbroken.state.handlers import Horizon, StateHandler
+from unbroken.training import resume
+from unbroken.training.arguments import choices, encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
+from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDisk, FullDiskPolicy
 from unbroken.training.parts import Parts
 from unbroken.training.position import Batches, Position
 from unbroken.training.preemption import Requests, StopRequested
+from unbroken.training.report import RestoreReport, report
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves, without_collecting
+from unbroken.training.whole_state import WholeState
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
 DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
@@ -51,6 +50,13 @@ class Run:
     of a checkpoint. `config` is kept in every checkpoint, and a change of it is reported. `handlers`
     are asked before our own how the state of a part is taken out and put back.
 
+    A restore is strict. What may differ is said by name, with `*` for any text: `rename` maps names, or
+    their first segments, or regular expressions, from the checkpoint's to the program's; `allow` are names
+    that one side may lack or that may differ in shape (they stay as the script built them), `cast` names
+    whose dtype may differ, `fresh` parts that begin anew, `override` settings such as "optimizer.lr" for
+    which the script's value wins, and `horizon` says what becomes of a schedule of another length: "keep",
+    "stretch" or "hold". `non_persistent` are buffers to keep that a state_dict leaves out.
+
     Checkpoints are written beside training; with `background=False` training waits. `snapshot` says when
     to copy the state to memory that outlives this process: should it be killed or crash, the newest copy
     becomes a checkpoint. Copies take at most `memory_budget_bytes`. `full_disk` says what to do while the
@@ -63,7 +69,7 @@ class Run:
     CheckpointNotFoundError, DamagedError, StorageError. A mismatch is found before any object is changed.
     """
 
-    restored: resume.RestoreReport | None = None
+    restored: RestoreReport | None = None
 
     def __init__(  # noqa: PLR0913 - each is a thing of its own that a user may set by its name
         self,
@@ -78,11 +84,17 @@ class Run:
         full_disk: FullDiskPolicy = "pause",
         memory_budget_bytes: int | None = None,
         handlers: Sequence[StateHandler] = (),
+        rename: Mapping[Any, str] | None = None,
+        allow: Sequence[str] = (),
+        cast: Sequence[str] = (),
+        fresh: Sequence[str] = (),
+        override: Sequence[str] = (),
+        horizon: Horizon | None = None,
+        non_persistent: Sequence[str] = (),
         **parts: Any,
     ) -> None:
         install_exit_codes()
         self.directory = run_directory(directory)
-        self.step_count = 0
         self._save_policies = policies("save", save)
         self._snapshot_policies = policies("snapshot", snapshot)
         self._in_background = background
@@ -97,19 +109,36 @@ class Run:
         self._config = plain(config, "config")
         self._values = parts
         self._handlers = tuple(handlers)
-        self._metrics: dict[str, Json] = {}
+        self._choices = choices(
+            parts,
+            rename=rename,
+            allow=allow,
+            cast=cast,
+            fresh=fresh,
+            override=override,
+            horizon=horizon,
+            non_persistent=non_persistent,
+        )
         self._entered = self._epochs_begun = False
         self._best_recorded = self._boundary_due = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
         try:
-            self._parts = Parts(self._values, self._handlers)
-            self._position = Position(self._parts, self._between_batches)
+            parts = Parts(self._values, self._handlers, self._choices)
+            self._position = Position(parts, self._between_batches)
             self._attempt = Attempt(self.directory)
         except UnbrokenError as error:
             say_refused(self.directory, error)
             raise
+        self._state = WholeState(
+            parts=parts,
+            position=self._position,
+            run_id=self._attempt.run.run_id,
+            attempt=self._attempt.number,
+            config=self._config,
+            environment={name: plain(value, f"environment/{name}") for name, value in environment().items()},
+        )
         self._saver = Saver(
             self.directory,
             self._attempt,
@@ -120,7 +149,7 @@ class Run:
         )
         self._saves = Saves(
             self._saver,
-            self._captured,
+            self._state.captured,
             policies=self._save_policies,
             snapshots=self._snapshot_policies,
             in_background=self._in_background,
@@ -151,6 +180,11 @@ class Run:
             self._entered = False
             self._close()
 
+    @property
+    def step_count(self) -> int:
+        """The number of optimizer steps completed, those before a resume included."""
+        return self._state.step if "_state" in vars(self) else 0
+
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs from 0 that are still to be trained, of `count` in all.
 
@@ -161,7 +195,7 @@ class Run:
         self._check_entered("epochs")
         if not self._epochs_begun:
             # What the script did since it entered the run was done before the checkpoint already.
-            self._parts.restore_again()
+            self._state.parts.restore_again()
             self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
             self._position.begin_epoch(epoch)
@@ -201,9 +235,10 @@ class Run:
         self._check_entered("step")
         values = numbers(metrics)
         self._position.check_whole()
-        self._parts.forget()
-        self.step_count += 1
-        self._metrics = encoded_metrics(values)
+        self._position.note_step()
+        self._state.parts.forget()
+        self._state.step += 1
+        self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
         self._beat("training")
         self._when_whole()
@@ -218,7 +253,7 @@ class Run:
         self._check_entered("record")
         values = numbers(metrics)
         self._log("record", epoch=self._position.epoch, metrics=values)
-        self._metrics.update(encoded_metrics(values))
+        self._state.metrics.update(encoded_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
         self._best_recorded = self._best_recorded or bool(wanted & values.keys())
         self._boundary_due = self._boundary_due or self._position.is_in_pass
@@ -237,61 +272,32 @@ class Run:
             self._at_boundary()
 
     def _between_batches(self) -> None:
-        if self._boundary_due:
+        # Inside a step it waits for the step: nobody but the script knows how far that is.
+        if self._boundary_due and not self._position.is_inside_step():
             self._at_boundary()
-
-    def _captured(self) -> tuple[Description, TensorTable]:
-        """Return the state of now in words, and the live tensors that belong to it."""
-        position = self._position
-        position.check_whole()
-        passes, still_open = position.passes()
-        table = TensorTable()
-        description = Description(
-            run_id=self._attempt.run.run_id,
-            step=self.step_count,
-            attempt=self._attempt.number,
-            created=datetime.now(UTC).isoformat(),
-            # Randomness first: nothing that follows can move it unseen.
-            parts=self._parts.encode(table),
-            position=SavedPosition(
-                epoch=position.epoch,
-                inside_epoch=position.inside_epoch,
-                loaders=Encoder(table).encode(position.state(), "position"),
-                passes=passes,
-                open=still_open,
-            ),
-            metrics=dict(self._metrics),
-            config=self._config,
-            environment=self._environment,
-        )
-        return description, table
 
     def _begin(self) -> None:
         attempt = self._attempt
         store = CheckpointStore(self.directory)
         self._beat("restoring")
         swept = [*store.sweep(), *attempt.sweep()]
-        self._environment: dict[str, Any] = {
-            name: plain(value, f"environment/{name}") for name, value in families.environment().items()
-        }
-        restoring = resume.Restoring(attempt.directory, self._restore)
+        restoring = resume.Restoring(attempt.directory, without_collecting()(self._state.restore))
         candidate = resume.choose(store, self._resume, attempt.run.run_id, restoring)
         if candidate is None:
             lines = [f"run {attempt.run.name} begins in {self.directory}"]
         else:
-            manifest = candidate.checkpoint.manifest
-            self.step_count = manifest.step
-            self._metrics = dict(manifest.metrics)
             self._saver.begin_from(candidate.checkpoint)
             resume.set_later_aside(store, candidate)
-            self.restored = resume.report(
-                candidate,
-                environment=self._environment,
+            self.restored = report(
+                candidate.checkpoint,
+                candidate.restored,
+                passed_over=candidate.passed_over,
+                died=candidate.died,
+                environment=self._state.environment,
                 config=self._config,
-                parts=self._parts.names,
             )
             lines = self.restored.lines()
-        self._saves.taken(*self._progress())
+        self._saves.taken(*self._state.progress())
         attempt.journal.append(
             "began",
             step=self.step_count,
@@ -299,21 +305,13 @@ class Run:
             checkpoint=self._saver.newest_name,
             swept=swept,
             report=lines,
+            restored=None if self.restored is None else self.restored.as_json(),
         )
         attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.newest_name))
         tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._beat("training")
-
-    @without_collecting()
-    def _restore(self, checkpoint: Checkpoint) -> list[str]:
-        settings = self._parts.restore(checkpoint)
-        saved = checkpoint.manifest.position
-        paths = [path for path in checkpoint.manifest.tensors if path.startswith("position/")]
-        loaders = Decoder(checkpoint.load_tensors(paths).__getitem__).decode(saved.loaders)
-        self._position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
-        return settings
 
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
@@ -325,24 +323,15 @@ class Run:
         is_of_this_state = self._position.is_in_pass or not self._position.inside_epoch
         if self._requests.take_save() or (self._best_recorded and is_of_this_state):
             self._saves.wanted = True
-        if self._saves.take_if_due(*self._progress()):
+        if self._saves.take_if_due(*self._state.progress()):
             self._best_recorded = False
-
-    def _progress(self) -> tuple[int, int]:
-        return self.step_count, self._position.epoch
 
     def _save_finally(self) -> None:
         """Commit the state of now, unless the newest checkpoint holds exactly this one."""
         self._saver.wait()
         checkpoint = self._saver.newest()
-        newest = None if checkpoint is None else checkpoint.manifest
-        here = (self.step_count, self._position.epoch, self._position.inside_epoch, self._metrics)
-        if (
-            newest is None
-            or here != (newest.step, newest.position.epoch, newest.position.inside_epoch, newest.metrics)
-            or not self._parts.is_as_in(newest)
-        ):
-            self._saves.save(*self._progress())
+        if checkpoint is None or not self._state.is_as_in(checkpoint.manifest):
+            self._saves.save(*self._state.progress())
         self._saver.wait_for_the_last()
 
     def _leave(self, reason: str) -> NoReturn:

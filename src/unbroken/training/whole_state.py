@@ -1,0 +1,83 @@
+"""All that a checkpoint of a run holds: parts, position, step, metrics. Out as values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.manifest import Position as SavedPosition
+from unbroken.checkpoint.snapshot import Description
+from unbroken.checkpoint.store import Checkpoint
+from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
+from unbroken.training.parts import Parts
+from unbroken.training.position import Position
+from unbroken.training.restoration import Restored
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeState:
+    """The live state of a run; `run_id` and `attempt` say whose, `config` and `environment` describe it."""
+
+    parts: Parts
+    position: Position
+    run_id: str
+    attempt: int
+    config: Json
+    environment: Mapping[str, Any]
+    step: int = 0
+    metrics: dict[str, Json] = field(default_factory=dict)
+
+    def captured(self) -> tuple[Description, TensorTable]:
+        """Return the state of now in words, and the live tensors that belong to it."""
+        position = self.position
+        position.check_whole()
+        passes, still_open = position.passes()
+        table = TensorTable()
+        description = Description(
+            run_id=self.run_id,
+            step=self.step,
+            attempt=self.attempt,
+            created=datetime.now(UTC).isoformat(),
+            # Randomness first: nothing that follows can move it unseen.
+            parts=self.parts.encode(table, inside_step=position.is_inside_step()),
+            position=SavedPosition(
+                epoch=position.epoch,
+                inside_epoch=position.inside_epoch,
+                loaders=Encoder(table).encode(position.state(), "position"),
+                passes=passes,
+                open=still_open,
+            ),
+            metrics=dict(self.metrics),
+            config=self.config,
+            environment=dict(self.environment),
+            choices=self.parts.choices_made,
+        )
+        return description, table
+
+    def restore(self, checkpoint: Checkpoint) -> Restored:
+        """Put all of a checkpoint into the live state; see `Parts.restore`."""
+        restored = self.parts.restore(checkpoint)
+        manifest = checkpoint.manifest
+        saved = manifest.position
+        paths = [path for path in manifest.tensors if path.startswith("position/")]
+        loaders = Decoder(checkpoint.load_tensors(paths).__getitem__).decode(saved.loaders)
+        self.position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
+        self.position.begins_inside_step = restored.inside_step
+        self.step, self.metrics = manifest.step, dict(manifest.metrics)
+        return restored
+
+    def is_as_in(self, manifest: Manifest) -> bool:
+        """Tell whether a checkpoint holds exactly this state."""
+        position = self.position
+        here = (self.step, position.epoch, position.inside_epoch, self.metrics)
+        saved = manifest.position
+        return here == (manifest.step, saved.epoch, saved.inside_epoch, manifest.metrics) and (
+            self.parts.is_as_in(manifest, inside_step=position.is_inside_step())
+        )
+
+    def progress(self) -> tuple[int, int]:
+        """Return the steps, and the whole epochs."""
+        return self.step, self.position.epoch
