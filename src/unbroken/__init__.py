@@ -29,6 +29,7 @@ _HOMES = {
     "Storage": "unbroken.storage.base",
     "StateHandler": "unbroken.state.handlers",
     "UnbrokenError": "unbroken.errors",
+    "warm_start": "unbroken.training.warm_start",
 }
 
 __all__ = [  # the public surface; a test pins it
@@ -46,6 +47,7 @@ __all__ = [  # the public surface; a test pins it
     "Storage",
     "UnbrokenError",
     "__version__",
+    "warm_start",
 ]
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from unbroken.storage.base import Storage
     from unbroken.training.run import Run
     from unbroken.training.save_policy import EveryEpochs, EveryMinutes, EverySteps
+    from unbroken.training.warm_start import warm_start
 
 
 def __getattr__(name: str) -> Any:

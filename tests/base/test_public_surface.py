@@ -23,6 +23,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "Storage",
         "UnbrokenError",
         "__version__",
+        "warm_start",
     ]
     for name in unbroken.__all__:
         assert getattr(unbroken, name) is not None

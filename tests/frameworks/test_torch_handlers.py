@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 
 from unbroken.frameworks.numpy import NumpyCodec
 from unbroken.frameworks.torch.modules import ModuleHandler
@@ -106,6 +108,7 @@ class WithPreconditioners(torch.optim.Optimizer):
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
     "AdamW lr tensor": lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), foreach=False),
     "SGD momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=1, history_size=3),
@@ -124,7 +127,14 @@ class TestOptimizer(HandlerContract):
 
     @pytest.fixture(params=OPTIMIZERS)
     def make(self, model: nn.Module, request: pytest.FixtureRequest) -> Make:
-        return lambda: OPTIMIZERS[request.param](model.parameters())
+        def build() -> torch.optim.Optimizer:
+            optimizer = OPTIMIZERS[request.param](model.parameters())
+            for group in optimizer.param_groups:
+                # As a scheduler notes it, since the rate moves here.
+                group["initial_lr"] = copy.deepcopy(group["lr"])
+            return optimizer
+
+        return build
 
     @pytest.fixture
     def change(self, model: nn.Module) -> Change:
@@ -152,6 +162,17 @@ class TestOptimizer(HandlerContract):
         ]
 
 
+class Counting:
+    """A schedule that depends on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 0.9**self.calls
+
+
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "MultiStepLR": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [1, 3]),
     "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30),
@@ -161,6 +182,11 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         [lr_scheduler.LinearLR(optimizer, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, 9)],
         milestones=[2],
     ),
+    "ChainedScheduler": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, total_iters=4), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    ),
+    "LambdaLR with an object": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Counting()),
+    "SWALR": lambda optimizer: SWALR(optimizer, swa_lr=0.01, anneal_epochs=6),
 }
 
 

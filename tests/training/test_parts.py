@@ -74,7 +74,7 @@ def test_settings_of_the_script_that_the_checkpoint_overwrites_are_reported(tmp_
         return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
     save(tmp_path, **build(0.0, 5))
-    found = restore(tmp_path, **build(0.5, 50)).restored
+    found = restore(tmp_path, horizon="keep", **build(0.5, 50)).restored
     assert found is not None
     assert "optimizer: group 0 weight_decay: 0.0 is kept, the script sets 0.5" in found.changed
     assert "scheduler: T_max: 5 is kept, the script sets 50" in found.changed

@@ -7,13 +7,14 @@ import mmap
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
 from unbroken.state.tensors import TensorSource, address_of
 from unbroken.state.tree import TensorTable
+from unbroken.storage.bulk import gather
 from unbroken.storage.parallel import share
 
 # Copies of more than this go on in pieces on several threads: one core does not fill the memory bus.
@@ -87,29 +88,43 @@ def given_aliases(table: TensorTable) -> dict[str, list[str]]:
     return {path: list(others) for path, others in table.aliases.items() if others}
 
 
-def copy_into(image: memoryview, plan: ImagePlan, sources: Mapping[str, TensorSource]) -> None:
-    """Fill `image` with the headers of `plan` and the bytes of `sources` as they are now."""
+def copy_into(
+    image: memoryview,
+    plan: ImagePlan,
+    sources: Mapping[str, TensorSource],
+    *,
+    file: tuple[int, int] | None = None,
+) -> None:
+    """Fill `image` with the headers of `plan` and the bytes of `sources` as they are now.
+
+    `file` is where the image lies, if it is memory that is a file: a descriptor and an offset. Small
+    tensors then go there many at a time.
+    """
     base = address_of(image) if plan.size_bytes else 0
-    large: list[tuple[int, int, int]] = []
-    move = ctypes.memmove
     for shard in plan.shards:
         start = plan.starts[shard.file]
         image[start : start + len(shard.header)] = shard.header
-        for path, placed in shard.placements.items():
-            size = placed.size_bytes
-            if not size:
+    tensors = list(sources.values())
+    addresses = [source.address for source in tensors]
+    large: list[tuple[int, int, int]] = []
+    for stretch in plan.stretches:
+        found = [addresses[place] for place in stretch.places]
+        if file is not None and len(found) > 1 and None not in found:
+            descriptor, start = file
+            if gather(descriptor, start + stretch.offset, cast("list[int]", found), stretch.sizes):
                 continue
-            source, target = sources[path], start + placed.offset
-            address = source.address
+        target = stretch.offset
+        for place, address, size in zip(stretch.places, found, stretch.sizes, strict=True):
             if address is None:
-                source.copy_to(image[target : target + size])
+                tensors[place].copy_to(image[target : target + size])
             elif size <= _PIECE_BYTES:
-                move(base + target, address, size)
+                ctypes.memmove(base + target, address, size)
             else:
                 large.append((base + target, address, size))
+            target += size
     pieces = [
         (target + start, source + start, min(_PIECE_BYTES, size - start))
         for target, source, size in large
         for start in range(0, size, _PIECE_BYTES)
     ]
-    share(lambda piece: move(*piece), pieces, threads=_THREADS)
+    share(lambda piece: ctypes.memmove(*piece), pieces, threads=_THREADS)

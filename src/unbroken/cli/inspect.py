@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -9,6 +10,12 @@ import click
 from unbroken.cli import output
 from unbroken.cli.target import find_checkpoint
 from unbroken.inspection.summary import summarize
+
+# Longer is for programs: --json shortens nothing.
+_LONGEST_VALUE = 100
+_MOST_ROWS = 60
+_DEEPEST = 4
+_FIRST = ("lr", "weight_decay", "last_epoch")
 
 
 @click.command()
@@ -25,7 +32,13 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
     Fields of --json:
       path, run_id, step, epoch, inside_epoch, samples (consumed of each loader), created, attempt,
       parent, format_version, size_bytes, learning_rates, metrics, config, environment,
-      parts {name: type, handler, tensors, size_bytes}, files {name: size_bytes},
+      choices (what the user chose where a restore was not exact),
+      position (epoch, inside_epoch, passes, open,
+        loaders [name, samples, batches, workers, generators]),
+      parts {name: type, handler, tensors, size_bytes, dtypes {dtype: size_bytes}, and of
+        modules frozen [name], evaluating [name], attributes {module: {name: value}}, gradients,
+        optimizers groups [parameters, options], states, others values},
+      tied [[path]], generators [where, kind], files {name: size_bytes},
       tensors [path, dtype, shape, size_bytes, file, digest, aliases]
     """
     found = summarize(find_checkpoint(target, checkpoint))
@@ -33,27 +46,28 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
         output.data_json(found)
         return
     for line in _lines(found):
-        output.data(line)
-    output.data("")
-    output.table(
-        ("PART", "TYPE", "TENSORS", "SIZE"),
-        [
-            (name, part["type"], str(part["tensors"]), output.size(part["size_bytes"]))
-            for name, part in found["parts"].items()
-        ],
-    )
+        output.data(_printable(line))
+    _section(("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES"), [*map(_part, found["parts"].items())])
+    _section(("OF", "DETAIL", "VALUE"), [*_details(found)])
+    _section(("CONFIG", "VALUE"), [*_flat(found["config"])])
+    _section(("ENVIRONMENT", "VALUE"), [*_flat(found["environment"])])
+    _section(("FILE", "SIZE"), [(name, output.size(size)) for name, size in found["files"].items()])
     if with_tensors:
         output.data("")
-        output.table(("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE"), [_tensor(row) for row in found["tensors"]])
+        output.table(
+            ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
+            [_tensor(row) for row in found["tensors"]],
+        )
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     where = "inside" if found["inside_epoch"] else "before"
     samples = [f"{count:,} samples consumed" for count in found["samples"] if count and found["inside_epoch"]]
+    parent = f", after {found['parent']}" if found["parent"] else ""
     lines = [
         found["path"],
         f"step {found['step']}, " + ", ".join([f"{where} epoch {found['epoch']}", *samples]),
-        f"run {found['run_id']}, attempt {found['attempt']}, {found['created']}",
+        f"run {found['run_id']}, attempt {found['attempt']}, {found['created']}{parent}",
         f"{len(found['tensors'])} tensors, {output.size(found['size_bytes'])} in {len(found['files'])} files",
     ]
     if found["learning_rates"]:
@@ -63,6 +77,109 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _section(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table after a blank line, the first of its rows if there are too many; nothing without rows."""
+    if not rows:
+        return
+    output.data("")
+    output.table(header, [[_printable(cell) for cell in row] for row in rows[:_MOST_ROWS]])
+    if len(rows) > _MOST_ROWS:
+        output.data(f"... and {len(rows) - _MOST_ROWS} more, which --json shows")
+
+
+def _part(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
+    name, part = item
+    return (
+        name,
+        part["handler"],
+        part["type"],
+        str(part["tensors"]),
+        output.size(part["size_bytes"]),
+        ", ".join(part["dtypes"]),
+    )
+
+
+def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what there is to say of each part, of tied weights, generators, loaders and choices."""
+    for name, part in found["parts"].items():
+        yield from ((name, detail, value) for detail, value in _of_part(part))
+    for group in found["tied"]:
+        yield group[0].partition("/")[0], "tied", _shortened(" = ".join(group))
+    for where in dict.fromkeys(generator["where"] for generator in found["generators"]):
+        kinds = [generator["kind"] for generator in found["generators"] if generator["where"] == where]
+        yield where, "generators", ", ".join(kinds)
+    for index, loader in enumerate(found["position"]["loaders"]):
+        yield f"loader {index}", "position", _loader(loader)
+    for choice, value in found["choices"].items():
+        if value:
+            yield "choices", choice, _value(value)
+
+
+def _of_part(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for detail in ("frozen", "evaluating"):
+        if part.get(detail):
+            yield detail, _names([inner or "(itself)" for inner in part[detail]])
+    for detail in ("attributes", "values"):
+        if part.get(detail):
+            yield detail, _values(part[detail])
+    if part.get("gradients"):
+        yield "gradients", f"of {part['gradients']} parameters, inside a step"
+    for index, group in enumerate(part.get("groups", [])):
+        count = len(group["parameters"])
+        yield f"group {index}", f"{count} parameter{'s' * (count != 1)}, {_values(group['options'])}"
+
+
+def _loader(loader: Mapping[str, Any]) -> str:
+    words = [f"{loader[unit]:,} {unit}" for unit in ("samples", "batches", "workers") if loader[unit]]
+    words = words or ["at the beginning of a pass"]
+    return ", ".join([loader["name"], *words] if loader["name"] else words)
+
+
+def _flat(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield dotted names and values: dictionaries are opened, the deepest are shown as they are."""
+    if not isinstance(value, dict) or not value or depth == _DEEPEST:
+        if value is not None or name:
+            yield name, _shortened(value if isinstance(value, str) else repr(value))
+        return
+    for key, item in value.items():
+        yield from _flat(item, f"{name}.{key}" if name else key, depth + 1)
+
+
+def _values(value: Any) -> str:
+    if not isinstance(value, dict):
+        return _value(value)
+    # What is switched off or private says little, and there is much of it in optimizers and schedulers.
+    telling = {
+        key: item
+        for key, item in value.items()
+        if item is not None and item is not False and not key.startswith("_")
+    }
+    order = sorted(telling, key=lambda key: key not in _FIRST)
+    return _shortened(", ".join(f"{key} {_value(telling[key])}" for key in order))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict) and "$tensor" in value:
+        return "(tensor)"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return _shortened(value if isinstance(value, str) else repr(value))
+
+
+def _names(names: Sequence[str]) -> str:
+    return _shortened(f"{len(names)}: {', '.join(names)}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _printable(text: str) -> str:
+    # A name or value from a file must not move the cursor of a terminal.
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def _tensor(row: dict[str, Any]) -> tuple[str, ...]:
     shape = "x".join(str(length) for length in row["shape"]) or "scalar"
-    return (row["path"], row["dtype"], shape, output.size(row["size_bytes"]), row["file"])
+    size, aliases = output.size(row["size_bytes"]), ", ".join(row["aliases"])
+    return (_printable(row["path"]), row["dtype"], shape, size, row["file"], _printable(aliases))

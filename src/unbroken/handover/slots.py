@@ -78,7 +78,8 @@ class Slot:
         self.sequence = 0
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, 0)
         end = PAGE_BYTES + plan.size_bytes
-        copy_into(memoryview(memory)[PAGE_BYTES:end], plan, table.sources)
+        image = memoryview(memory)[PAGE_BYTES:end]
+        copy_into(image, plan, table.sources, file=(self.descriptor, PAGE_BYTES))
         memory[end : end + len(words)] = words
         record = _RECORD.pack(_MAGIC, sequence, plan.size_bytes, len(words))
         seal = digest(record + words).encode()

@@ -8,8 +8,10 @@ import msgspec
 
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest
+from unbroken.inspection import contents
 from unbroken.inspection.listing import facts
 from unbroken.inspection.locate import Located
+from unbroken.state.readable import readable
 
 
 def summarize(located: Located) -> dict[str, Any]:
@@ -25,9 +27,13 @@ def summarize(located: Located) -> dict[str, Any]:
         "parent": manifest.parent,
         "format_version": manifest.format_version,
         "samples": _samples(manifest),
-        "config": manifest.config,
-        "environment": manifest.environment,
-        "parts": {name: _part(name, manifest) for name in manifest.parts},
+        "position": contents.position(manifest),
+        "config": readable(manifest.config),
+        "environment": readable(manifest.environment),
+        "choices": readable(manifest.choices),
+        "parts": {name: contents.part_contents(name, manifest) for name in manifest.parts},
+        "tied": contents.tied(manifest),
+        "generators": contents.generators(manifest),
         "files": {name: shard.size_bytes for name, shard in manifest.shards.items()},
         "tensors": [
             {
@@ -41,22 +47,6 @@ def summarize(located: Located) -> dict[str, Any]:
             }
             for path, entry in manifest.tensors.items()
         ],
-    }
-
-
-def _part(name: str, manifest: Manifest) -> dict[str, Any]:
-    entry = manifest.parts[name]
-    # Tied tensors count in each part that they are reached from.
-    mine = [
-        tensor
-        for path, tensor in manifest.tensors.items()
-        if any(at.partition("/")[0] == name for at in (path, *tensor.aliases))
-    ]
-    return {
-        "type": entry.type,
-        "handler": entry.handler,
-        "tensors": len(mine),
-        "size_bytes": sum(tensor.size_bytes for tensor in mine),
     }
 
 

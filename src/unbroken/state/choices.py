@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from unbroken.state.handlers import Horizon
 
@@ -20,13 +21,23 @@ class Choices:
     keep that a module's state_dict leaves out.
     """
 
-    rename: Mapping[str, str] = field(default_factory=dict)
+    rename: Mapping[Any, str] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     override: tuple[str, ...] = ()
     horizon: Horizon | None = None
     non_persistent: tuple[str, ...] = ()
+
+    def noted(self) -> dict[str, Any]:
+        """Return what checkpoints note of these choices, so that each is made once, not at every restart."""
+        made = {"fresh": sorted(self.fresh), "rename": {str(old): new for old, new in self.rename.items()}}
+        return {key: value for key, value in made.items() if value}
+
+    def still_to_rename(self, noted: Mapping[str, Any]) -> dict[Any, str]:
+        """Return the part of `rename` that a checkpoint with the notes `noted` was not written under."""
+        done = noted.get("rename", {})
+        return {old: new for old, new in self.rename.items() if done.get(str(old)) != new}
 
     def overrides(self, name: str) -> bool:
         """Tell whether the script's value of the setting `name`, such as `optimizer.lr`, wins."""

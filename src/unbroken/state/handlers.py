@@ -112,6 +112,15 @@ class HasHorizon(Protocol):
 
 
 @runtime_checkable
+class FindsUnkept(Protocol):
+    """A handler that sees what changes on an object and is in no state of it."""
+
+    def unkept_changes(self, value: Any) -> list[str]:
+        """Return a line, with the full name, for each such thing that has changed since it was restored."""
+        ...
+
+
+@runtime_checkable
 class KeepsGradients(Protocol):
     """A handler that can also keep what has been gathered towards a step that is not complete."""
 
@@ -125,7 +134,10 @@ class RenamesState(Protocol):
     """A handler whose state has names of parameters in it, which may be renamed for a restore."""
 
     def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
-        """Return the encoded state of `part` with every name, such as `model.layer.weight`, renamed."""
+        """Return the encoded state of `part` with every name, such as `model.layer.weight`, renamed.
+
+        References to tensors stay as they are: the caller changes them everywhere, by the returned paths.
+        """
         ...
 
 

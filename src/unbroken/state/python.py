@@ -1,9 +1,13 @@
-"""Handlers for plain Python objects: containers, dataclasses, anything with a state_dict."""
+"""Handlers for plain Python objects: containers, dataclasses, anything with a state_dict or attributes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, MutableMapping, Sequence
+import enum
+import struct
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from unbroken.state.handlers import ORDER_VALUE, Difference, StateHandler
@@ -101,10 +105,77 @@ class StateDictHandler:
         value.load_state_dict(state)
 
 
+class ObjectHandler:
+    """Instances of ordinary classes, which say nothing of their state: each attribute is kept, or refused."""
+
+    name = "python.object"
+    order = ORDER_VALUE
+
+    def __init__(self, codecs: Iterable[LeafCodec] = ()) -> None:
+        self._codecs = tuple(codecs)
+
+    def accepts(self, value: object) -> bool:
+        # Those of a frozen dataclass and of an enumeration are not meant to change.
+        if isinstance(value, type | enum.Enum) or dataclasses.is_dataclass(value):
+            return False
+        cls = type(value)
+        return (hasattr(value, "__dict__") or bool(_slots(cls))) and not _has_hidden_state(cls)
+
+    def state(self, value: Any) -> object:
+        # Without its module: a script is `__main__` when it is run, and has a name when it is imported.
+        return {"class": type(value).__qualname__, "attributes": dict(_attributes(value))}
+
+    def differences(self, value: Any, state: Any) -> list[Difference]:
+        mine, theirs = type(value).__qualname__, state["class"]
+        if mine != theirs:
+            return [Difference("other", "", f"class {mine}, the checkpoint has class {theirs}")]
+        unknown = () if hasattr(value, "__dict__") else state["attributes"].keys() - dict(_slots(type(value)))
+        return [Difference("unexpected", name, "the class has no slot for it") for name in sorted(unknown)]
+
+    def restore(self, value: Any, state: Any) -> None:
+        filling, saved = _Filling(self._codecs), state["attributes"]
+        live, slots = dict(_attributes(value)), dict(_slots(type(value)))
+        # Past the class's own __setattr__ and __delattr__, which may check or count.
+        for name in live.keys() - saved.keys():
+            object.__delattr__(value, name)
+        for name, item in saved.items():
+            # The script may hold the list or tensor that stands there, as for a container.
+            filled = filling.fill(live.get(name), item)
+            if name in slots:
+                slots[name].__set__(value, filled)
+            elif hasattr(value, "__dict__"):
+                vars(value)[name] = filled
+
+
 def python_handlers(codecs: Iterable[LeafCodec] = ()) -> list[StateHandler]:
     """Return the handlers for plain Python objects, in the order in which they are asked."""
     codecs = tuple(codecs)
-    return [StateDictHandler(), DataclassHandler(codecs), ContainerHandler(codecs)]
+    return [StateDictHandler(), DataclassHandler(codecs), ContainerHandler(codecs), ObjectHandler(codecs)]
+
+
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+    for name, slot in _slots(type(value)):
+        # One that nothing has been put into is not there.
+        if hasattr(value, name):
+            yield name, slot.__get__(value)
+    yield from getattr(value, "__dict__", {}).items()
+
+
+def _slots(cls: type) -> list[tuple[str, types.MemberDescriptorType]]:
+    return [
+        (name, item)
+        for base in reversed(cls.__mro__)
+        if "__slots__" in vars(base)
+        for name, item in vars(base).items()
+        if isinstance(item, types.MemberDescriptorType)
+    ]
+
+
+def _has_hidden_state(cls: type) -> bool:
+    """Tell whether instances hold more than their attributes, as files, locks and numbers do."""
+    fields = (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0) + len(_slots(cls))
+    size = object.__basicsize__ + fields * struct.calcsize("P")
+    return bool(cls.__itemsize__) or cls.__basicsize__ > size
 
 
 class _Filling:
@@ -131,6 +202,10 @@ class _Filling:
             room = len(loaded) - len(live)
             pairs = zip(live + [None] * room, loaded, strict=False)
             live[:] = [self.fill(old, new) for old, new in pairs]
+            return live
+        if isinstance(live, deque) and isinstance(loaded, deque) and live.maxlen == loaded.maxlen:
+            live.clear()
+            live.extend(loaded)
             return live
         if isinstance(live, set) and isinstance(loaded, set):
             live.clear()

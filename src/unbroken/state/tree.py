@@ -17,6 +17,7 @@ import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
@@ -63,28 +64,38 @@ class TensorTable:
 
     def __init__(self) -> None:
         self.sources: dict[str, TensorSource] = {}
+        # Only for those that have any.
         self.aliases: dict[str, list[str]] = {}
         self._path_of: dict[object, str] = {}
 
     def add(self, path: str, source: TensorSource, *, keep_alias: bool = False) -> str:
         """Enter `source` and return the path it is kept under: with `keep_alias`, that of its first place."""
-        path = self._unused(path)
-        identity = source.identity if keep_alias else None
-        if identity is not None and identity in self._path_of:
-            first = self._path_of[identity]
-            self.aliases[first].append(path)
-            return first
-        if identity is not None:
-            self._path_of[identity] = path
-        self.sources[path] = source
-        self.aliases[path] = []
-        return path
-
-    def _unused(self, path: str) -> str:
         # Keys 1 and "1" of one dictionary give the same path.
         while path in self.sources:
             path += "'"
-        return path
+        first = self._first_place(path, source) if keep_alias else path
+        if first is path:
+            self.sources[path] = source
+        else:
+            self.aliases.setdefault(first, []).append(path)
+        return first
+
+    def _first_place(self, path: str, source: TensorSource) -> str:
+        """Return the path under which the memory of `source` was entered already, or else `path`."""
+        address = source.address
+        # The address alone tells nearly all apart, and is asked for in any case; an identity costs more.
+        place = source.identity if address is None else address
+        if place is None:
+            return path
+        first = self._path_of.setdefault(place, path)
+        if first is path:
+            return path
+        identity = source.identity
+        if identity is None:
+            return path
+        if identity == self.sources[first].identity:
+            return first
+        return self._path_of.setdefault(identity, path)
 
 
 class Encoder:
@@ -100,30 +111,32 @@ class Encoder:
         self._codecs = {codec.root: codec for codec in codecs}
         self._keep_aliases = keep_aliases
         self._open: set[int] = set()
-        self._codec_of_class: dict[type, LeafCodec | None] = {}
+        self._way_of_class: dict[type, Callable[[Any, str], Json]] = {}
 
     def encode(self, value: object, path: str) -> Json:
         """Return `value` as tagged JSON; `path` is where it stands, for tensors and for errors.
 
         Raises UnsupportedStateError, naming the place, for functions, open files and other objects.
         """
-        if value is None or isinstance(value, bool):
-            return value
         kind = type(value)
-        if kind is str:
-            return _text(value, path)  # type: ignore[arg-type]
+        way = self._way_of_class.get(kind)
+        if way is None:
+            way = self._way_of_class[kind] = self._find_way(kind)
+        return way(value, path)
+
+    def _find_way(self, kind: type) -> Callable[[Any, str], Json]:
         if kind in _SCALARS:
-            return _SCALARS[kind](value)
+            return _SCALARS[kind]
         if kind in _CONTAINERS:
-            return self._container(value, path, _CONTAINERS[kind])
+            return partial(self._container, _CONTAINERS[kind])
         codec = self._codec_of(kind)
         if codec is not None:
-            return self._library_value(codec, value, path)
-        if isinstance(value, bytes | bytearray) and kind in (bytes, bytearray):
-            return self._bytes(value, path)
-        if isinstance(value, TensorSource):
-            return self._tensor(value, path, "host")
-        return self._named_class(value, path)
+            return partial(self._library_value, codec)
+        if kind in (bytes, bytearray):
+            return self._bytes
+        if issubclass(kind, TensorSource):
+            return partial(self._tensor, "host")
+        return self._named_class
 
     def _library_value(self, codec: LeafCodec, value: object, path: str) -> Json:
         try:
@@ -131,20 +144,19 @@ class Encoder:
         except UnsupportedStateError as error:
             raise UnsupportedStateError(f"{path}: {error.message}", hint=error.hint) from None
         if isinstance(encoded, TensorSource):
-            return self._tensor(encoded, path, codec.root)
+            return self._tensor(codec.root, encoded, path)
         return {f"${codec.root}": encoded}
 
-    def _tensor(self, source: TensorSource, path: str, library: str) -> Json:
-        place = self._table.add(path, source, keep_alias=self._keep_aliases)
-        return {"$tensor": place, "as": library}
+    def _tensor(self, library: str, source: TensorSource, path: str) -> Json:
+        return {"$tensor": self._table.add(path, source, keep_alias=self._keep_aliases), "as": library}
 
     def _bytes(self, value: bytes | bytearray, path: str) -> Json:
         if len(value) > _INLINE_BYTES and type(value) is bytes:
-            return self._tensor(HostTensor("U8", (len(value),), memoryview(value)), path, _BYTES)
+            return self._tensor(_BYTES, HostTensor("U8", (len(value),), memoryview(value)), path)
         tag = "$bytes" if type(value) is bytes else "$bytearray"
         return {tag: base64.b64encode(value).decode()}
 
-    def _container(self, value: Any, path: str, encode: Callable[[Encoder, Any, str], Json]) -> Json:
+    def _container(self, encode: Callable[[Encoder, Any, str], Json], value: Any, path: str) -> Json:
         if id(value) in self._open:
             raise UnsupportedStateError(
                 f"{path}: a container that contains itself",
@@ -160,13 +172,26 @@ class Encoder:
         finally:
             self._open.discard(id(value))
 
-    def _items(self, values: Iterable[object], path: str) -> list[Json]:
+    def _items(self, values: Any, path: str) -> list[Json]:
+        # As a whole where that can be: the names of parameters, the words of a generator.
+        kinds = {*map(type, values)}
+        if kinds == {str}:
+            _text("".join(values), path)
+            return list(values)
+        if kinds == {int} and max(values) <= _EXACT_INT and min(values) >= -_EXACT_INT:
+            return list(values)
         return [self.encode(item, f"{path}/{index}") for index, item in enumerate(values)]
 
-    def _mapping(self, value: Mapping[object, object], path: str) -> Json:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {_text(str(key), path): self.encode(item, join(path, key)) for key, item in value.items()}
-        return {"$dict": self._pairs(value, path)}
+    def _mapping(self, value: Mapping[Any, object], path: str) -> Json:
+        encode = self.encode
+        if not {*map(type, value)} <= {str}:
+            return {"$dict": self._pairs(value, path)}
+        names = _text("".join(value), path)
+        if not ("$" in names or "%" in names or "/" in names):
+            return {name: encode(item, f"{path}/{name}") for name, item in value.items()}
+        if any(name.startswith("$") for name in value):
+            return {"$dict": self._pairs(value, path)}
+        return {name: encode(item, join(path, name)) for name, item in value.items()}
 
     def _pairs(self, value: Mapping[object, object], path: str) -> list[Json]:
         return [
@@ -175,11 +200,8 @@ class Encoder:
         ]
 
     def _codec_of(self, kind: type) -> LeafCodec | None:
-        if kind not in self._codec_of_class:
-            roots = (cls.__module__.partition(".")[0] for cls in kind.__mro__)
-            known = (self._codecs[root] for root in roots if root in self._codecs)
-            self._codec_of_class[kind] = next(known, None)
-        return self._codec_of_class[kind]
+        roots = (cls.__module__.partition(".")[0] for cls in kind.__mro__)
+        return next((self._codecs[root] for root in roots if root in self._codecs), None)
 
     def _named_class(self, value: object, path: str) -> Json:
         cls = type(value)
@@ -198,7 +220,7 @@ class Encoder:
             return {"$namedtuple": [name, self._items(value, path)]}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return {"$dataclass": [name, self._container(fields, path, Encoder._mapping)]}
+            return {"$dataclass": [name, self._container(Encoder._mapping, fields, path)]}
         raise UnsupportedStateError(
             f"{path}: cannot keep a value of type {name} exactly",
             hint="keep numbers, strings, lists, dicts, arrays or tensors there, "
@@ -288,11 +310,15 @@ def _find_class(name: str) -> Any:
     return found if isinstance(found, type) else None
 
 
-def _int(value: int) -> Json:
+def _plain(value: Json, _path: str) -> Json:
+    return value
+
+
+def _int(value: int, _path: str) -> Json:
     return value if -_EXACT_INT <= value <= _EXACT_INT else {"$int": str(value)}
 
 
-def _float(value: float) -> Json:
+def _float(value: float, _path: str) -> Json:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
@@ -307,6 +333,8 @@ def _factory(factory: object, path: str) -> str:
 
 
 def _text(value: str, path: str) -> str:
+    if value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -329,11 +357,14 @@ _FACTORIES: dict[str, Callable[[], Any] | None] = {
     "dict": dict,
     "set": set,
 }
-_SCALARS: dict[type, Callable[[Any], Json]] = {
+_SCALARS: dict[type, Callable[[Any, str], Json]] = {
+    type(None): _plain,
+    bool: _plain,
+    str: _text,
     int: _int,
     float: _float,
-    complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
-    range: lambda value: {"$range": [value.start, value.stop, value.step]},
+    complex: lambda value, path: {"$complex": [_float(value.real, path), _float(value.imag, path)]},
+    range: lambda value, _: {"$range": [value.start, value.stop, value.step]},
 }
 _CONTAINERS: dict[type, Callable[[Encoder, Any, str], Json]] = {
     list: Encoder._items,

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 # Not the default of mmap: memory that may be shared is in small pages on most kernels.
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _THREADS = 4
+# IOV_MAX: the pieces of memory that one call takes.
+MOST_GATHERED = 1024
 # How file systems say that they have no such thing.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS}
 
@@ -63,6 +66,19 @@ def sync_all(descriptors: Sequence[int]) -> None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def gather(descriptor: int, offset: int, addresses: Sequence[int], sizes: array[int]) -> bool:
+    """Write the pieces of memory at `addresses` one after the other into a file, from `offset` on.
+
+    One call for at most MOST_GATHERED of them. Returns False if not all were written, for whatever reason.
+    """
+    if not hasattr(_LIBC, "pwritev"):
+        return False
+    pieces = array("Q", bytes(16 * len(addresses)))
+    pieces[0::2], pieces[1::2] = array("Q", addresses), sizes
+    start = ctypes.c_void_p(pieces.buffer_info()[0])
+    return bool(_LIBC.pwritev(descriptor, start, len(addresses), ctypes.c_int64(offset)) == sum(sizes))
 
 
 def _write_view(descriptor: int, path: Path, view: memoryview, offset: int) -> None:
@@ -186,4 +202,6 @@ def _address(view: memoryview) -> int:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+if hasattr(_LIBC, "pwritev"):
+    _LIBC.pwritev.restype = ctypes.c_ssize_t
 _SYNC_FILE_RANGE_WRITE = 2

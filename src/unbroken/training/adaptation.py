@@ -13,7 +13,7 @@ import msgspec
 from unbroken.checkpoint.manifest import Manifest, TensorEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
-from unbroken.state.handlers import ORDER_OPTIMIZER, Renamed, RenamesState, StateHandler
+from unbroken.state.handlers import ORDER_MODULE, Renamed, RenamesState, StateHandler
 from unbroken.state.tensors import HostTensor
 
 Rename = Callable[[str], str]
@@ -50,33 +50,39 @@ def adapt(
         return seen
     of_parts = {old: new for old, new in rename.items() if old in checkpoint.manifest.parts}
     seen = _with_parts_renamed(seen, of_parts)
-    # The names below a module have no part in them, those that an optimizer keeps do.
-    inside = renaming({old: new for old, new in rename.items() if old not in of_parts})
-    everywhere = renaming(rename)
+    new_name, parts_before = renaming(rename), {new: old for old, new in of_parts.items()}
     for part, handler in handlers.items():
         entry = seen.manifest.parts.get(part)
         if entry and isinstance(handler, RenamesState) and handler.name == entry.handler:
-            refers_to_others = handler.order == ORDER_OPTIMIZER
-            renamed = handler.renamed(part, entry.state, everywhere if refers_to_others else inside)
-            seen = _with_state(seen, part, renamed)
+            below = part if handler.order == ORDER_MODULE else None
+            of_this = _below(below, parts_before.get(part, part), new_name)
+            seen = _with_state(seen, part, handler.renamed(part, entry.state, of_this))
     return seen
 
 
-def renaming(rename: Mapping[Any, str]) -> Rename:
-    """Return the function that maps a name such as `model.layer.weight` by the first rule that fits.
+def _below(part: str | None, before: str, new_name: Rename) -> Rename:
+    """Return `new_name` for names below `part`, which was called `before`; without it, for all names."""
+    if part is None:
+        return new_name
+    return lambda name: new_name(before + name[len(part) :])
 
-    A rule is a name, or the first segments of one, or a compiled regular expression.
+
+def renaming(rename: Mapping[Any, str]) -> Rename:
+    """Return the function that maps a name such as `model.layer.weight`.
+
+    A rule is a name, or the first segments of one, of which the longest that fits counts; where none
+    does, compiled regular expressions are tried in their order.
     """
+    expressions = [(old, new) for old, new in rename.items() if isinstance(old, re.Pattern)]
+    segments = {str(old).rstrip("."): new.rstrip(".") for old, new in rename.items() if isinstance(old, str)}
 
     def new_name(name: str) -> str:
-        for old, new in rename.items():
-            if isinstance(old, re.Pattern):
-                found = old.sub(new, name)
-                if found != name:
-                    return found
-            elif name == old or name.startswith(old.rstrip(".") + "."):
-                return new.rstrip(".") + name[len(old.rstrip(".")) :]
-        return name
+        fitting = [old for old in segments if name == old or name.startswith(f"{old}.")]
+        if fitting:
+            old = max(fitting, key=len)
+            return segments[old] + name[len(old) :]
+        changed = (found for old, new in expressions if (found := old.sub(new, name)) != name)
+        return next(changed, name)
 
     return new_name
 

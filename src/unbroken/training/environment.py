@@ -60,6 +60,7 @@ HAZARDS = frozenset(
         "deterministic_algorithms",
         "cudnn_deterministic",
         "cudnn_benchmark",
+        "float32_matmul_precision",
         "float32_precision",
         "world_size",
         "variables",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.python import python_handlers
+from unbroken.state.tensors import LoadedTensor
 from unbroken.state.tree import LeafCodec
 from unbroken.training.randomness import GlobalRandomnessHandler
 
@@ -46,13 +48,46 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
     return [*found, GeneratorHandler(), *python_handlers(codecs())]
 
 
+def watch(parts: Mapping[str, object]) -> Any:
+    """Begin to look at what trains `parts` and return who looks, or None if no framework is loaded."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.at_work import AtWork
+
+        return AtWork(parts)
+    return None
+
+
 def mark_gradients(parts: Mapping[str, object]) -> Callable[[], bool]:
     """Return a function that tells whether gradients of `parts` have changed since now."""
     if "torch" in sys.modules:
+        from unbroken.frameworks.torch.gathering import mark_gradients
+
+        return mark_gradients(parts.values())
+    return lambda: False
+
+
+def weights(model: object) -> Any:
+    """Return the weights of a model of a framework, to be compared and filled; None if it is none."""
+    if "torch" in sys.modules:
         from unbroken.frameworks.torch import family
 
-        return family.mark_gradients(parts.values())
-    return lambda: False
+        return family.weights(model)
+    return None
+
+
+def as_weights(tensors: Mapping[str, LoadedTensor]) -> dict[str, Any]:
+    """Return tensors of a framework by their names in a model, for `weights` to be filled with."""
+    from unbroken.frameworks.torch import weights as torch_weights
+
+    made = {name: torch_weights.made_of(tensor) for name, tensor in tensors.items()}
+    return torch_weights.without_wrappers(made)
+
+
+def read_torch_file(path: Path) -> dict[str, Any]:
+    """Return the tensors in a file of torch.save by their names in a model."""
+    from unbroken.frameworks.torch import weights as torch_weights
+
+    return torch_weights.without_wrappers(torch_weights.read_torch_file(path))
 
 
 def resumable_loader(loader: object) -> Any:

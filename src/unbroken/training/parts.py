@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from unbroken.checkpoint.manifest import Manifest, PartEntry
@@ -10,12 +11,14 @@ from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices
-from unbroken.state.handlers import StateHandler, choose_handler
+from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
 from unbroken.state.tree import TensorTable
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
 from unbroken.training.restoration import Restoration, Restored
+
+_OPAQUE = frozenset({"python.state_dict", "python.object"})
 
 
 class Parts:
@@ -38,13 +41,12 @@ class Parts:
             )
         self._choices = choices or Choices()
         known = [*extra_handlers, *families.handlers(values, self._choices)]
-        everything = {**values, RNG_PART: GlobalRandomness()}
+        everything = {**values, RNG_PART: GlobalRandomness(values)}
         self._parts = [
             Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
         self._restoration: Restoration | None = None
-        # Parts that the script has just built are as fresh as can be.
-        self._choices_made: dict[str, Any] = {"fresh": sorted(self._choices.fresh)}
+        self._choices_made = self._choices.noted()
         # Now rather than at the first save, which may be hours away. Nothing is copied.
         self.encode(TensorTable())
 
@@ -58,12 +60,29 @@ class Parts:
         return self._choices_made
 
     def generators(self) -> list[object]:
-        """Return the random generators that are parts of their own."""
-        return [part.value for part in self._parts if is_generator(part.value)]
+        """Return the random generators that are parts of their own, or are held by one."""
+        held = [
+            part.value.held().values() for part in self._parts if isinstance(part.value, GlobalRandomness)
+        ]
+        return [part.value for part in self._parts if is_generator(part.value)] + [*chain(*held)]
 
     def mark_gradients(self) -> Callable[[], bool]:
         """Return a function that tells whether gradients have changed since now."""
         return families.mark_gradients({part.name: part.value for part in self._parts})
+
+    def unkept_changes(self) -> list[str]:
+        """Return a line for each thing that changes on a part and is in no checkpoint."""
+        return [
+            line
+            for part in self._parts
+            if isinstance(part.handler, FindsUnkept)
+            for line in part.handler.unkept_changes(part.value)
+        ]
+
+    @property
+    def are_opaque(self) -> bool:
+        """True if some part keeps its state itself, so that nobody else knows what is in it."""
+        return any(part.handler.name in _OPAQUE for part in self._parts)
 
     def encode(self, table: TensorTable, *, inside_step: bool = False) -> dict[str, PartEntry]:
         """Return the state of every part; see `encode_parts`."""
@@ -81,8 +100,8 @@ class Parts:
         self._restoration = restoration
         earlier = checkpoint.manifest.choices.get("override", {})
         still = {name: value for name, value in earlier.items() if self._choices.overrides(name)}
-        made = {"fresh": sorted(self._choices.fresh), "override": {**still, **restored.overridden}}
-        self._choices_made = {key: value for key, value in made.items() if value}
+        overridden = {**still, **restored.overridden}
+        self._choices_made = {**self._choices.noted(), **({"override": overridden} if overridden else {})}
         return restored
 
     def restore_again(self) -> None:

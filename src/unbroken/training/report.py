@@ -10,7 +10,8 @@ from unbroken.checkpoint.highlights import learning_rates
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.training.comparison import PartReport, as_json
 from unbroken.training.configuration import ChangedValue, differences_of
-from unbroken.training.randomness import RNG_PART
+from unbroken.training.environment import changes, is_hazard
+from unbroken.training.randomness import RNG_PART, generators_in
 from unbroken.training.restoration import Restored, SettingInForce
 
 _KINDS = {
@@ -28,7 +29,7 @@ class RestoreReport:
     `passed_over` gives the reason for each newer checkpoint that was not taken; `died` are the attempts
     that ended while they restored this one. `learning_rates` are those of the checkpoint,
     `script_learning_rates` those that the script had set before. `config` and `environment` list what
-    changed since, `generators` the libraries whose random generators were restored.
+    changed since, `generators` the libraries, and the places in parts, whose random generators were restored.
     """
 
     checkpoint: str
@@ -66,7 +67,11 @@ class RestoreReport:
         )
         for name, part in self.parts.items():
             lines += _part_lines(name, part)
-        return lines + self._rate_lines() + [f"changed since: {line}" for line in self.changed]
+        lines += self._rate_lines()
+        hazards = [change.name for change in self.environment if is_hazard(change.name)]
+        if hazards:
+            lines.append(f"the bits of what follows may differ: {', '.join(hazards)} changed")
+        return lines + [f"changed since: {line}" for line in self.changed]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values; fields are only ever added."""
@@ -91,7 +96,9 @@ class RestoreReport:
                 for found in self.settings
             ],
             "config": [_as_json(change) for change in self.config],
-            "environment": [_as_json(change) for change in self.environment],
+            "environment": [
+                {**_as_json(change), "hazard": is_hazard(change.name)} for change in self.environment
+            ],
             "generators": {"0": list(self.generators)},
             "passed_over": dict(self.passed_over),
             "died": list(self.died),
@@ -133,8 +140,8 @@ def report(
         script_learning_rates=restored.script_learning_rates,
         settings=restored.settings,
         config=tuple(differences_of(manifest.config, config, "config")),
-        environment=tuple(differences_of(manifest.environment, dict(environment))),
-        generators=tuple(sorted(generators)),
+        environment=tuple(changes(manifest.environment, environment)),
+        generators=generators_in(generators),
         passed_over=passed_over,
         died=died,
     )

@@ -82,7 +82,8 @@ class Restoration:
     def __init__(self, parts: Sequence[Part], checkpoint: Checkpoint, choices: Choices) -> None:
         self._all = list(parts)
         self._choices = choices
-        self._checkpoint = adapt(checkpoint, {part.name: part.handler for part in parts}, choices.rename)
+        rename = choices.still_to_rename(checkpoint.manifest.choices)
+        self._checkpoint = adapt(checkpoint, {part.name: part.handler for part in parts}, rename)
         manifest = self._manifest = self._checkpoint.manifest
         self._wanted = [part for part in parts if not begins_fresh(part.name, manifest, choices)]
         self._parts = [part for part in self._wanted if part.name in manifest.parts]

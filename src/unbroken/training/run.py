@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.errors import SaveFailedError, StorageFullError, UnbrokenError, UsageError
+from unbroken.errors import UnbrokenError, UsageError
 from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Horizon, StateHandler
 from unbroken.training import resume
 from unbroken.training.arguments import choices, encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
+from unbroken.training.ending import Ending
 from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDisk, FullDiskPolicy
@@ -27,6 +28,7 @@ from unbroken.training.report import RestoreReport, report
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves, without_collecting
+from unbroken.training.unkept import UnkeptWatch
 from unbroken.training.whole_state import WholeState
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
@@ -121,6 +123,7 @@ class Run:
         )
         self._entered = self._epochs_begun = False
         self._best_recorded = self._boundary_due = False
+        self._blocks_without_saves = 0
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
@@ -155,6 +158,15 @@ class Run:
             in_background=self._in_background,
             beat=self._beat,
         )
+        self._ending = Ending(
+            attempt=self._attempt,
+            state=self._state,
+            saver=self._saver,
+            saves=self._saves,
+            full_disk=self._full_disk,
+            beat=self._beat,
+        )
+        self._unkept = UnkeptWatch(self._values, parts)
         self._requests = Requests(self.directory)
         try:
             self._begin()
@@ -173,9 +185,10 @@ class Run:
             return
         try:
             if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-                self._complete()
+                self._unkept.tell()
+                self._ending.complete()
             elif not isinstance(error, StopRequested):
-                self._fail(error)
+                self._ending.fail(error)
         finally:
             self._entered = False
             self._close()
@@ -241,6 +254,8 @@ class Run:
         self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
         self._beat("training")
+        if not self._unkept.has_looked:
+            self._unkept.check()
         self._when_whole()
 
     def record(self, **metrics: Any) -> None:
@@ -264,16 +279,34 @@ class Run:
         self._saves.wanted = True
         self._when_whole()
 
+    @contextmanager
+    def without_saves(self) -> Iterator[None]:
+        """Save nothing inside this block; what becomes due is done after it.
+
+        with run.without_saves():
+            swap_in(averaged_weights)
+            run.record(accuracy=evaluate(model))
+            swap_out(averaged_weights)
+        """
+        self._check_entered("without_saves")
+        self._blocks_without_saves += 1
+        try:
+            yield
+        finally:
+            self._blocks_without_saves -= 1
+        if self._boundary_due:
+            self._when_whole()
+
     def _when_whole(self) -> None:
         """Act on what is due now, or when the loop over batches has done all of its body."""
-        if self._position.is_in_pass:
+        if self._position.is_in_pass or self._blocks_without_saves:
             self._boundary_due = True
         else:
             self._at_boundary()
 
     def _between_batches(self) -> None:
         # Inside a step it waits for the step: nobody but the script knows how far that is.
-        if self._boundary_due and not self._position.is_inside_step():
+        if self._boundary_due and not self._blocks_without_saves and not self._position.is_inside_step():
             self._at_boundary()
 
     def _begin(self) -> None:
@@ -319,65 +352,23 @@ class Run:
         self._saver.raise_failure()
         reason = self._requests.stop_reason()
         if reason is not None:
-            self._leave(reason)
+            self._unkept.tell()
+            self._ending.stop(reason)
         is_of_this_state = self._position.is_in_pass or not self._position.inside_epoch
         if self._requests.take_save() or (self._best_recorded and is_of_this_state):
             self._saves.wanted = True
         if self._saves.take_if_due(*self._state.progress()):
             self._best_recorded = False
 
-    def _save_finally(self) -> None:
-        """Commit the state of now, unless the newest checkpoint holds exactly this one."""
-        self._saver.wait()
-        checkpoint = self._saver.newest()
-        if checkpoint is None or not self._state.is_as_in(checkpoint.manifest):
-            self._saves.save(*self._state.progress())
-        self._saver.wait_for_the_last()
-
-    def _leave(self, reason: str) -> NoReturn:
-        self._beat("stopping")
-        self._save_finally()
-        self._say("stopped", reason)
-        tell(f"stopped by {reason} at step {self.step_count}, saved in {self._saver.newest_name}")
-        raise StopRequested(reason)
-
-    def _complete(self) -> None:
-        try:
-            self._save_finally()
-        except BaseException as error:
-            self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
-            raise
-        self._beat("done")
-        self._say("completed", "the training loop ended")
-        tell(f"completed at step {self.step_count}, saved in {self._saver.newest_name}")
-        self._full_disk.tell_given_up()
-
-    def _fail(self, error: BaseException) -> None:
-        try:
-            self._saver.write_left()
-        except SaveFailedError as failed:
-            # What left the block is the news.
-            error.add_note(f"and {failed.message}")
-        self._attempt.say_failed(error, self.step_count, self._saver.newest_name)
-
     def _log(self, kind: str, **fields: Any) -> None:
         step, journal = self.step_count, self._attempt.journal
         self._full_disk.write(lambda: journal.append(kind, step=step, **fields), "the journal")
-
-    def _say(self, ending: Any, reason: str) -> None:
-        checkpoint = self._saver.newest_name
-        words = LastWords(ending=ending, step=self.step_count, checkpoint=checkpoint, reason=reason)
-        try:
-            self._full_disk.write(lambda: self._attempt.say(words), "the last words")
-        except StorageFullError as error:
-            # The state is saved, and that is what counts.
-            tell(f"the last words could not be written: {error.message}")
 
     def _beat(self, phase: str) -> None:
         self._attempt.beat(phase, self.step_count, self._saver.newest_step)
 
     def _close(self) -> None:
-        with closing(self._attempt), closing(self._saver):
+        with closing(self._attempt), closing(self._saver), closing(self._unkept):
             self._requests.remove()
 
     def _check_entered(self, method: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,6 +13,7 @@ from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
 from unbroken.frameworks.torch.tensors import TensorHandler, TorchCodec
+from unbroken.frameworks.torch.weights import TorchWeights
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import LeafCodec
@@ -24,7 +26,12 @@ def codec(*, describes: bool) -> LeafCodec:
 
 def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
     """Return the handlers for torch objects; `parts` is read at each save, so it may still grow."""
-    return [ModuleHandler(parts, choices), OptimizerHandler(parts), SchedulerHandler(), TensorHandler()]
+    return [ModuleHandler(parts, choices), OptimizerHandler(parts), SchedulerHandler(parts), TensorHandler()]
+
+
+def weights(model: object) -> TorchWeights | None:
+    """Return the weights of a module, or None for any other object."""
+    return TorchWeights(model) if isinstance(model, torch.nn.Module) else None
 
 
 def resumable_loader(loader: object) -> ResumableLoader | None:
@@ -33,11 +40,58 @@ def resumable_loader(loader: object) -> ResumableLoader | None:
 
 
 def environment() -> dict[str, object]:
-    """Return what decides the bits of a result: versions, threads, devices, deterministic mode."""
+    """Return what decides the bits of a result: versions, threads, devices, kernels, precision."""
+    devices = torch.cuda.device_count()
+    # To ask for their names is to start CUDA, which costs memory on a device that may not be ours.
+    names = (
+        [torch.cuda.get_device_name(index) for index in range(devices)]
+        if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        else ["cuda, not in use"] * devices
+    )
     return {
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
-        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "devices": names,
+        "default_dtype": str(torch.get_default_dtype()),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+        "float32_precision": _float32_precision(),
+        **_place_among_processes(),
     }
+
+
+def _place_among_processes() -> dict[str, object]:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {}
+    return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+
+
+def _float32_precision() -> dict[str, object]:
+    """Return how exactly each backend computes with float32."""
+    names = _PRECISIONS if hasattr(torch.backends, "fp32_precision") else _OLDER_PRECISIONS
+    return {name.removesuffix(".fp32_precision"): _read(attrgetter(name), torch.backends) for name in names}
+
+
+def _read(reader: Callable[..., object], *arguments: object) -> object:
+    try:
+        return reader(*arguments)
+    except (AttributeError, RuntimeError):
+        # Some builds lack some; and asked in the older terms for what was set in the newer ones, torch
+        # refuses to answer.
+        return None
+
+
+_PRECISIONS = (
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+)
+# In releases before 2.9.
+_OLDER_PRECISIONS = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32")

@@ -3,83 +3,174 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from unbroken.frameworks.torch.tensors import tensor_differences
-from unbroken.state.choices import Choices
-from unbroken.state.handlers import ORDER_MODULE, Difference
+from unbroken.errors import UsageError
+from unbroken.frameworks.torch import module_names
+from unbroken.frameworks.torch.counters import Counters, join
+from unbroken.frameworks.torch.gradients import (
+    graded,
+    gradient_differences,
+    gradients,
+    restore_gradients,
+)
+from unbroken.frameworks.torch.module_names import ATTRIBUTES, FLAGS, SPECIAL
+from unbroken.frameworks.torch.tensors import overlapping, overlaps_itself, tensor_differences
+from unbroken.state.choices import Choices, matches
+from unbroken.state.handlers import GRADIENTS, ORDER_MODULE, Difference, Renamed
 
-# Attributes in which wrappers keep the user's module.
+# Attributes in which wrappers keep the user's module, and the classes that keep it in `module`: any class
+# may call its child so, hence these go by their names.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# No parameter or buffer can have this name.
-_FLAGS = "(flags)"
+_PARALLEL = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEngine"})
+_EXTRA_STATE = "_extra_state"
+
+
+class Place(NamedTuple):
+    """A module inside another: `key` is what torch calls it, `name` what it is without its wrappers."""
+
+    name: str
+    key: str
+    module: nn.Module
+    is_wrapper: bool
 
 
 class ModuleHandler:
-    """`torch.nn.Module`, restored in place: its state_dict, what is frozen, what is in evaluation mode."""
+    """`torch.nn.Module`, restored in place: its state_dict, its flags, the counters on it.
+
+    `parts` is where the full names of buffers come from, which `choices.non_persistent` may ask for.
+
+    Raises UsageError for a pattern there that stands for no non-persistent buffer.
+    """
 
     name = "torch.module"
     order = ORDER_MODULE
 
     def __init__(self, parts: Mapping[str, object] | None = None, choices: Choices | None = None) -> None:
-        self._parts = parts or {}
-        self._choices = choices or Choices()
+        self._parts = {} if parts is None else parts
+        self._non_persistent = () if choices is None else choices.non_persistent
+        self._counters = Counters()
+        check_non_persistent(self._parts, self._non_persistent)
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, nn.Module)
 
     def state(self, value: Any) -> object:
-        module = unwrap(value)
-        flags = {
-            "frozen": [name for name, parameter in _parameters(module) if not parameter.requires_grad],
-            "evaluating": [name for name, inner in _modules(module) if not inner.training],
-        }
+        places = places_of(value)
+        names = {place.key: place.name for place in places}
+        modules, parameters = _modules(places), _parameters(places)
         # Not detached: what is frozen shows only on the parameters themselves.
-        tensors = {canonical_name(name): item for name, item in module.state_dict(keep_vars=True).items()}
-        return {**tensors, _FLAGS: flags}
+        live = unwrap(value).state_dict(keep_vars=True)
+        tensors = {_canonical(key, names): item for key, item in live.items()}
+        is_kept = self._is_kept(value)
+        tensors |= {name: buffer for name, buffer in _non_persistent(modules) if is_kept(name)}
+        flags = {
+            "frozen": sorted(name for name, parameter in parameters if not parameter.requires_grad),
+            "evaluating": sorted(name for name, module in modules if not module.training),
+            **graded(parameters),
+        }
+        shared = overlapping({name: item for name, item in tensors.items() if isinstance(item, torch.Tensor)})
+        if shared:
+            flags["overlapping"] = shared
+        attributes = self._counters.state(modules, is_kept)
+        return {**tensors, FLAGS: flags, **({ATTRIBUTES: attributes} if attributes else {})}
+
+    def state_inside_step(self, value: Any) -> object:
+        state: Any = self.state(value)
+        found = gradients(_parameters(places_of(value)))
+        return {**state, GRADIENTS: found} if found else state
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         live: Any = self.state(value)
-        found = [Difference("missing", name, "the checkpoint lacks it") for name in live if name not in state]
-        found += [Difference("unexpected", name, "the model lacks it") for name in state if name not in live]
+        mine, theirs = live.keys() - SPECIAL, state.keys() - SPECIAL
+        found = [
+            Difference("missing", name, "the checkpoint lacks it") for name in live if name in mine - theirs
+        ]
+        places = places_of(value)
+        buffers = dict(_non_persistent(_modules(places)))
+        for name in state:
+            if name in theirs - mine:
+                text = (
+                    "the model keeps it only by non_persistent=" if name in buffers else "the model lacks it"
+                )
+                found.append(Difference("unexpected", name, text))
         for name, item in live.items():
-            if name in state and isinstance(item, torch.Tensor):
-                found += tensor_differences(name, item, state[name])
-        return found
+            if name in theirs and isinstance(item, torch.Tensor) and not name.endswith(_EXTRA_STATE):
+                differences = tensor_differences(name, item, state[name])
+                # Made anew by its module when it is too short, and restored in any shape.
+                found += [one for one in differences if one.kind == "dtype" or name not in buffers]
+        return [
+            *found,
+            *_memory_differences(live[FLAGS], state.get(FLAGS, {})),
+            *gradient_differences(_parameters(places), state.get(GRADIENTS, {})),
+            *_attribute_differences(_modules(places), state.get(ATTRIBUTES, {})),
+        ]
 
     def restore(self, value: Any, state: Any) -> None:
-        module = unwrap(value)
-        filled = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        filled |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
-        loaded = {name: state[canonical_name(name)] for name in module.state_dict()}
-        # Extra state may be kept as it is given, and tensors in it lie in the bytes that were read.
-        module.load_state_dict(
-            {name: item if name in filled else copy.deepcopy(item) for name, item in loaded.items()}
-        )
-        frozen, evaluating = set(state[_FLAGS]["frozen"]), set(state[_FLAGS]["evaluating"])
-        for name, parameter in _parameters(module):
-            parameter.requires_grad_(name not in frozen)
-        for name, inner in _modules(module):
-            inner.training = name not in evaluating
+        """Put what fits of `state` into `value`; what is missing or of another shape is left as it is."""
+        places = places_of(value)
+        modules, parameters = _modules(places), _parameters(places)
+        _load(unwrap(value), places, state)
+        _load_non_persistent(modules, state, self._is_kept(value))
+        flags = state.get(FLAGS, {})
+        frozen, evaluating = set(flags.get("frozen", ())), set(flags.get("evaluating", ()))
+        for name, parameter in parameters:
+            if name in state or name in frozen:
+                parameter.requires_grad_(name not in frozen)
+        for place in places:
+            place.module.training = place.name not in evaluating
+        self._counters.restore(modules, state.get(ATTRIBUTES, {}))
+        restore_gradients(parameters, flags, state.get(GRADIENTS, {}))
+
+    def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
+        return module_names.renamed(part, state, rename)
+
+    def unkept_changes(self, value: Any) -> list[str]:
+        """Return a line for each thing on `value` that has changed since it was restored and is not kept."""
+        part = self._part(value)
+        modules = _modules(places_of(value))
+        return [
+            f"{join(part, name)}: {text} that changes and is not kept"
+            for name, text in self._counters.unkept(modules, self._is_kept(value))
+        ]
+
+    def _is_kept(self, value: nn.Module) -> Callable[[str], bool]:
+        part, patterns = self._part(value), self._non_persistent
+        return lambda name: bool(patterns) and matches(join(part, name), patterns)
+
+    def _part(self, value: nn.Module) -> str:
+        return next((name for name, other in self._parts.items() if other is value), "")
+
+
+def check_non_persistent(parts: Mapping[str, object], patterns: Iterable[str]) -> None:
+    """Raise UsageError for one of `patterns` that stands for no non-persistent buffer of a module."""
+    patterns = tuple(patterns)
+    if not patterns:
+        return
+    known = [
+        join(part, name)
+        for part, value in parts.items()
+        if isinstance(value, nn.Module)
+        for name, _ in _non_persistent(_modules(places_of(value)))
+    ]
+    for pattern in patterns:
+        if not any(matches(name, [pattern]) for name in known):
+            raise UsageError(
+                f"non_persistent: expected the name of a non-persistent buffer, found {pattern!r}",
+                hint=f"there are {', '.join(known)}" if known else "no module has a non-persistent buffer",
+            )
 
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the user's own module inside torch.compile and data-parallel wrappers."""
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while True:
-        inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
+    while (inner := _wrapped(module)) is not None:
         module = inner
-
-
-def canonical_name(name: str) -> str:
-    """Return a parameter's name without the segments that wrappers add."""
-    return ".".join(segment for segment in name.split(".") if segment not in _WRAPPERS)
+    return module
 
 
 def parameter_names(parts: Mapping[str, object]) -> dict[int, str]:
@@ -93,7 +184,7 @@ def parameter_names(parts: Mapping[str, object]) -> dict[int, str]:
 
 def _tensors(value: object) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, nn.Module):
-        yield from _parameters(unwrap(value))
+        yield from _parameters(places_of(value))
     elif isinstance(value, torch.Tensor):
         yield "", value
     elif isinstance(value, dict | list):
@@ -101,11 +192,139 @@ def _tensors(value: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((str(key), item) for key, item in items if isinstance(item, torch.Tensor))
 
 
-def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in module.named_parameters():
-        yield canonical_name(name), parameter
+def places_of(module: nn.Module) -> list[Place]:
+    """Return every place of a module in the tree below `module`, outer ones first."""
+    found: list[Place] = []
+    while (inner := _wrapped(module)) is not None:
+        found.append(Place("", "", module, True))
+        module = inner
+    _walk(module, "", "", found)
+    return found
 
 
-def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, inner in module.named_modules():
-        yield canonical_name(name), inner
+def _walk(module: nn.Module, name: str, key: str, found: list[Place]) -> None:
+    wrapped = _wrapped(module)
+    found.append(Place(name, key, module, wrapped is not None))
+    for segment, child in module._modules.items():
+        if child is not None:
+            inside = f"{key}.{segment}" if key else segment
+            _walk(child, name if child is wrapped else join(name, segment), inside, found)
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module that `module` wraps, if it is a wrapper."""
+    children = module._modules
+    for attribute in _WRAPPERS:
+        if attribute in children:
+            return children[attribute]
+    if "module" in children and any(cls.__name__ in _PARALLEL for cls in type(module).__mro__):
+        return children["module"]
+    return None
+
+
+def _canonical(key: str, names: Mapping[str, str]) -> str:
+    """Return the name of an entry of a state_dict without what wrappers add."""
+    place, _, leaf = key.rpartition(".")
+    inside = [leaf]
+    while place not in names:
+        place, _, segment = place.rpartition(".")
+        inside.append(segment)
+    below = ".".join(segment for segment in reversed(inside) if segment not in _WRAPPERS)
+    return join(names[place], below)
+
+
+def _modules(places: Iterable[Place]) -> list[tuple[str, nn.Module]]:
+    """Return each of the user's own modules once, by its first name."""
+    seen: dict[int, tuple[str, nn.Module]] = {}
+    for place in places:
+        if not place.is_wrapper:
+            seen.setdefault(id(place.module), (place.name, place.module))
+    return list(seen.values())
+
+
+def _parameters(places: Iterable[Place]) -> list[tuple[str, nn.Parameter]]:
+    """Return each parameter once, by its first name."""
+    seen: dict[int, tuple[str, nn.Parameter]] = {}
+    for place in places:
+        for leaf, parameter in place.module._parameters.items():
+            if parameter is not None:
+                seen.setdefault(id(parameter), (join(place.name, leaf), parameter))
+    return list(seen.values())
+
+
+def _non_persistent(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor | None]]:
+    for name, module in modules:
+        for leaf in sorted(module._non_persistent_buffers_set):
+            yield join(name, leaf), module._buffers.get(leaf)
+
+
+def _load(module: nn.Module, places: Iterable[Place], state: Mapping[str, Any]) -> None:
+    """Have `module` load those entries of its state_dict that `state` has in the same shape."""
+    names, own = {}, set()
+    for place in places:
+        names[place.key] = place.name
+        own |= {id(parameter) for parameter in place.module._parameters.values()}
+        for leaf, buffer in place.module._buffers.items():
+            if buffer is not None and overlaps_itself(buffer):
+                # Elements that share memory cannot be filled.
+                place.module._buffers[leaf] = buffer.contiguous()
+        own |= {id(buffer) for buffer in place.module._buffers.values()}
+    live = module.state_dict(keep_vars=True)
+    loaded: OrderedDict[str, Any] = OrderedDict()
+    # Old layouts are converted by the versions that stand there.
+    loaded._metadata = getattr(live, "_metadata", None)  # type: ignore[attr-defined]
+    for key, item in live.items():
+        name = _canonical(key, names)
+        if name not in state:
+            continue
+        saved = state[name]
+        if id(item) not in own:
+            # Extra state may be kept as it is given, and tensors in it lie in the bytes that were read.
+            loaded[key] = copy.deepcopy(saved)
+        elif isinstance(saved, torch.Tensor) and saved.shape == item.shape:
+            loaded[key] = saved
+    module.load_state_dict(loaded, strict=len(loaded) == len(live))
+
+
+def _load_non_persistent(
+    modules: Iterable[tuple[str, nn.Module]], state: Mapping[str, Any], is_kept: Callable[[str], bool]
+) -> None:
+    for name, module in modules:
+        for leaf in module._non_persistent_buffers_set:
+            full = join(name, leaf)
+            if full in state and is_kept(full):
+                module._buffers[leaf] = _filled(module._buffers.get(leaf), state[full], module)
+
+
+def _filled(live: torch.Tensor | None, saved: torch.Tensor | None, module: nn.Module) -> torch.Tensor | None:
+    if live is not None and saved is not None and live.shape == saved.shape:
+        return live.copy_(saved)
+    if saved is None:
+        return None
+    near = live if live is not None else next(module.parameters(), saved)
+    return saved.to(device=near.device)
+
+
+def _memory_differences(live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Difference]:
+    """Memory shared on one side only would be restored right, and then trained apart or together."""
+    mine, theirs = ({tuple(names) for names in flags.get("overlapping", ())} for flags in (live, saved))
+    return [
+        Difference("other", "", f"{', '.join(names)}: share memory {where}")
+        for groups, where in (
+            (mine - theirs, "here, not in the checkpoint"),
+            (theirs - mine, "in the checkpoint, not here"),
+        )
+        for names in sorted(groups)
+    ]
+
+
+def _attribute_differences(
+    modules: Iterable[tuple[str, nn.Module]], saved: Mapping[str, Mapping[str, Any]]
+) -> list[Difference]:
+    known = {name for name, _ in modules}
+    return [
+        Difference("unexpected", join(name, attribute), "the model lacks the module that it counts for")
+        for name, attributes in saved.items()
+        if name not in known
+        for attribute in attributes
+    ]

@@ -8,18 +8,47 @@ into `optimizer.state` and `optimizer.param_groups` directly, the two documented
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
-from unbroken.errors import UnsupportedStateError
+from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.torch.modules import parameter_names
-from unbroken.state.handlers import ORDER_OPTIMIZER, Difference, Setting
+from unbroken.frameworks.torch.param_groups import (
+    FLAVOURS,
+    added_group_differences,
+    added_group_settings,
+    changed_options,
+    group_differences,
+    group_name,
+    options_of,
+    parameters_by_name,
+    placed,
+    put_base_rate,
+    put_option,
+    put_options,
+    rate_for_base,
+)
+from unbroken.state.handlers import ORDER_OPTIMIZER, Difference, Renamed, Setting
+from unbroken.state.tree import join
+
+# Counts of steps, which stay on the host unless the flavour needs them beside the parameter.
+_STEP = "step"
+# In the optimizers of torch these have one element for each of the parameter's.
+_LIKE_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"}
+    | {"acc_delta", "sum", "prev", "step_size", "ax", "variance"}
+)
 
 
 class OptimizerHandler:
-    """`torch.optim.Optimizer`; `parts` is where the names of its parameters come from."""
+    """`torch.optim.Optimizer`; `parts` is where the names of its parameters come from.
+
+    The flavours (fused, foreach, capturable, differentiable) are the script's and outlive a restore;
+    everything else in the groups is the checkpoint's, unless it is overridden.
+    """
 
     name = "torch.optimizer"
     order = ORDER_OPTIMIZER
@@ -37,7 +66,7 @@ class OptimizerHandler:
             "groups": [
                 {
                     "params": [names[id(parameter)] for parameter in group["params"]],
-                    "options": {key: item for key, item in group.items() if key not in _NOT_OPTIONS},
+                    "options": options_of(group),
                 }
                 for group in value.param_groups
             ],
@@ -54,41 +83,100 @@ class OptimizerHandler:
         if live["class"] != state["class"]:
             text = f"class {live['class']}, the checkpoint has class {state['class']}"
             return [Difference("other", "", text)]
-        if len(live["groups"]) != len(state["groups"]):
+        if len(live["groups"]) > len(state["groups"]):
             text = f"{len(live['groups'])} parameter groups, the checkpoint has {len(state['groups'])}"
             return [Difference("other", "", text)]
         found = []
-        for index, (mine, saved) in enumerate(zip(live["groups"], state["groups"], strict=True)):
-            found += _group_differences(index, mine, saved)
+        for index, (mine, saved) in enumerate(zip(live["groups"], state["groups"], strict=False)):
+            found += group_differences(index, mine, saved)
+        available = parameters_by_name(self._parts)
+        found += added_group_differences(live["groups"], state["groups"], available)
+        for name, entries in state["state"].items():
+            if name in available:
+                found += _shape_differences(value, name, available[name], entries)
         return found
 
     def restore(self, value: Any, state: Any) -> None:
-        by_name = {
-            name: parameter
-            for parameter, name in zip(_all_parameters(value), self._ordered_names(value), strict=True)
-        }
+        available = parameters_by_name(self._parts)
+        for saved in state["groups"][len(value.param_groups) :]:
+            _add_group(value, saved, available)
+        names = self._names(value)
         for group, saved in zip(value.param_groups, state["groups"], strict=True):
+            mine = {names[id(parameter)]: parameter for parameter in group["params"]}
             # The saved order of parameters is part of the state: updates may be summed in it.
-            group["params"] = [by_name[name] for name in saved["params"]]
-            for key, item in saved["options"].items():
-                group[key] = _place_option(item, group.get(key))
-        value.state.clear()
-        on_device = _stepping_on_device(value)
-        for name, entries in state["state"].items():
-            parameter = by_name[name]
-            # What stays where it was loaded; the rest goes to the device of its parameter.
-            stays = set() if id(parameter) in on_device else {"step"}
-            value.state[parameter] = {
-                key: item if key in stays else _place(item, parameter) for key, item in entries.items()
-            }
+            kept = {name: mine[name] for name in saved["params"] if name in mine}
+            group["params"] = list((kept | mine).values())
+            put_options(group, saved["options"])
+        self._restore_state(value, state)
+        # As torch ends its own loading: counts that older releases kept as numbers become tensors.
+        value.__setstate__({"state": value.state, "param_groups": value.param_groups})
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
-        return [
-            Setting(key, saved["options"][key], mine, where=f"group {index}")
-            for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=True))
-            for key, mine in group.items()
-            if key in saved["options"] and key not in _MOVING and _differ(mine, saved["options"][key])
+        found = []
+        for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=False)):
+            found += changed_options(index, group, saved["options"])
+        found += added_group_settings(len(value.param_groups), state["groups"])
+        return found + _changed_counts(value, state["state"])
+
+    def override(self, value: Any, settings: Sequence[Setting]) -> None:
+        """Put `settings` in force; a base learning rate takes the present one and the schedulers along."""
+        groups: dict[str, Any] = {group_name(index): group for index, group in enumerate(value.param_groups)}
+        rates: dict[str, Any] = {setting.where: setting.script for setting in settings if setting.key == "lr"}
+        # All before any is set: groups may share one tensor as their rate.
+        present = {where: rate_for_base(groups[where], rate) for where, rate in rates.items()}
+        for index, (where, group) in enumerate(groups.items()):
+            if where in rates:
+                put_base_rate(group, rates[where], present[where])
+                for scheduler in self._schedulers_of(value):
+                    _follow(scheduler, index, rates[where], present[where])
+        for setting in settings:
+            group = groups.get(setting.where, {})
+            if setting.key in group and setting.key not in FLAVOURS | {"lr", "params"}:
+                _override_option(group, setting.key, setting.script)
+
+    def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
+        paths: dict[str, str] = {}
+        moved: dict[str, Any] = {}
+        for old, entries in state["state"].items():
+            new = rename(old)
+            if new in moved:
+                raise UsageError(
+                    f"rename: expected a name of its own for {old}, found that another becomes {new}, too",
+                    hint="map each name of the checkpoint to another one",
+                )
+            before, after = (join(join(part, "state"), name) for name in (old, new))
+            found = {path: after + path[len(before) :] for path in _references(entries)}
+            moved[new] = _with_references(entries, found)
+            paths |= found
+        groups = [
+            {**group, "params": [rename(name) for name in group["params"]]} for group in state["groups"]
         ]
+        return Renamed({**state, "groups": groups, "state": moved}, paths)
+
+    def _restore_state(self, optimizer: Any, state: Any) -> None:
+        names = self._names(optimizer)
+        saved, known = state["state"], {name for group in state["groups"] for name in group["params"]}
+        restored: dict[torch.Tensor, dict[str, Any]] = {}
+        for group in optimizer.param_groups:
+            on_device = bool(group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                entries = saved.get(name)
+                if entries is not None and not _shape_differences(optimizer, name, parameter, entries):
+                    restored[parameter] = _placed_entries(entries, parameter, on_device)
+                elif parameter in optimizer.state and (entries is not None or name not in known):
+                    # The user allows that it differs: what the optimizer made stays.
+                    restored[parameter] = optimizer.state[parameter]
+        optimizer.state.clear()
+        optimizer.state.update(restored)
+
+    def _schedulers_of(self, optimizer: object) -> Iterator[LRScheduler]:
+        waiting = [part for part in self._parts.values() if isinstance(part, LRScheduler)]
+        while waiting:
+            scheduler = waiting.pop()
+            waiting += getattr(scheduler, "_schedulers", [])
+            if scheduler.optimizer is optimizer:
+                yield scheduler
 
     def _names(self, optimizer: torch.optim.Optimizer) -> dict[int, str]:
         names = parameter_names(self._parts)
@@ -102,49 +190,81 @@ class OptimizerHandler:
                     )
         return names
 
-    def _ordered_names(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        names = self._names(optimizer)
-        return [names[id(parameter)] for parameter in _all_parameters(optimizer)]
-
-
-# `param_names` is a copy of names that torch keeps for its own loader.
-_NOT_OPTIONS = {"params", "param_names"}
-# What schedulers change while training runs is no setting.
-_MOVING = {*_NOT_OPTIONS, "lr", "initial_lr", "momentum", "betas", "max_lr", "min_lr", "base_momentum"}
-
 
 def class_name(value: object) -> str:
     """Return the full name of the class of `value`."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _differ(mine: object, saved: object) -> bool:
-    if isinstance(mine, torch.Tensor) or isinstance(saved, torch.Tensor):
-        return not (isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor) and mine.equal(saved))
-    return mine != saved
+def _is_of_torch(optimizer: object) -> bool:
+    return type(optimizer).__module__.partition(".")[0] == "torch"
 
 
-def _all_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _shape_differences(
+    optimizer: torch.optim.Optimizer, name: str, parameter: torch.Tensor, entries: Mapping[str, Any]
+) -> list[Difference]:
+    """Return which saved tensors of a parameter do not have the shape that this optimizer gives them."""
+    made = optimizer.state.get(parameter, {})
+    found = []
+    for key, item in entries.items():
+        like = parameter if _is_of_torch(optimizer) and key in _LIKE_PARAMETER else made.get(key)
+        if isinstance(item, torch.Tensor) and isinstance(like, torch.Tensor) and item.shape != like.shape:
+            text = f"{key} has shape {tuple(item.shape)} in the checkpoint, here {tuple(like.shape)}"
+            found.append(Difference("shape", name, text))
+    return found
 
 
-def _group_differences(index: int, live: dict[str, Any], saved: dict[str, Any]) -> list[Difference]:
-    mine, theirs = set(live["params"]), set(saved["params"])
-    where = f"group {index}"
-    found = [
-        Difference("missing", name, f"{where}: the checkpoint lacks parameter {name}")
-        for name in sorted(mine - theirs)
-    ]
-    found += [
-        Difference("unexpected", name, f"{where}: the optimizer lacks parameter {name}")
-        for name in sorted(theirs - mine)
-    ]
-    unknown = set(saved["options"]) - set(live["options"])
-    # initial_lr is written by schedulers, which may not have been built in the same order.
-    return found + [
-        Difference("other", where, f"the optimizer lacks option {key}")
-        for key in sorted(unknown - {"initial_lr"})
-    ]
+def _changed_counts(optimizer: object, saved: Mapping[str, Mapping[str, Any]]) -> list[Setting]:
+    """Return a line if counts that older releases of torch kept as numbers become tensors."""
+    keeps_numbers = isinstance(optimizer, torch.optim.SparseAdam) or not _is_of_torch(optimizer)
+    if keeps_numbers or not any(isinstance(entries.get(_STEP), int | float) for entries in saved.values()):
+        return []
+    note = "step: a tensor here, the checkpoint has numbers, their values are kept"
+    return [Setting("type of step", "number", "Tensor", note=note)]
+
+
+def _add_group(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], available: Mapping[str, torch.Tensor]
+) -> None:
+    options = {key: copy.deepcopy(item) for key, item in saved["options"].items() if key not in FLAVOURS}
+    optimizer.add_param_group({"params": [available[name] for name in saved["params"]], **options})
+
+
+def _override_option(group: dict[str, Any], key: str, script: Any) -> None:
+    if key == "betas" and len(script) < len(group["betas"]):
+        # The first one is the momentum, and a scheduler moves it.
+        script = (*group["betas"][: -len(script)], *script)
+    put_option(group, key, script)
+
+
+def _follow(scheduler: Any, index: int, base: float, present: float) -> None:
+    """Let a scheduler reckon with another base rate of the group at `index`."""
+    for rates, rate in ((getattr(scheduler, "base_lrs", []), base), (scheduler._last_lr, present)):
+        if index < len(rates):
+            rates[index] = placed(rate, rates[index])
+
+
+def _references(encoded: Any) -> Iterator[str]:
+    """Yield the paths of the tensors in an encoded value."""
+    if isinstance(encoded, list):
+        for item in encoded:
+            yield from _references(item)
+    elif isinstance(encoded, dict):
+        if "$tensor" in encoded:
+            yield encoded["$tensor"]
+        else:
+            for item in encoded.values():
+                yield from _references(item)
+
+
+def _with_references(encoded: Any, paths: Mapping[str, str]) -> Any:
+    if isinstance(encoded, list):
+        return [_with_references(item, paths) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if "$tensor" in encoded:
+        return {**encoded, "$tensor": paths[encoded["$tensor"]]}
+    return {key: _with_references(item, paths) for key, item in encoded.items()}
 
 
 def _place(item: Any, parameter: torch.Tensor) -> Any:
@@ -159,18 +279,11 @@ def _place(item: Any, parameter: torch.Tensor) -> Any:
     return item.to(device=parameter.device)
 
 
-def _stepping_on_device(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of the parameters whose step count lies beside them: capturable and fused flavours."""
-    return {
-        id(parameter)
-        for group in optimizer.param_groups
-        if group.get("capturable") or group.get("fused")
-        for parameter in group["params"]
-    }
-
-
-def _place_option(item: Any, live: Any) -> Any:
-    """Return an option of a group; one that is a tensor (a capturable lr) keeps its identity."""
-    if isinstance(live, torch.Tensor) and isinstance(item, torch.Tensor) and live.shape == item.shape:
-        return live.copy_(item)
-    return copy.deepcopy(item)
+def _placed_entries(entries: Mapping[str, Any], parameter: torch.Tensor, on_device: bool) -> dict[str, Any]:
+    placed_ones = {key: _place(item, parameter) for key, item in entries.items() if key != _STEP}
+    if _STEP not in entries:
+        return placed_ones
+    step = copy.deepcopy(entries[_STEP])
+    if isinstance(step, torch.Tensor):
+        step = step.to(parameter.device, torch.float32) if on_device else step.to("cpu")
+    return {key: placed_ones.get(key, step) for key in entries}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -96,7 +96,8 @@ class TorchCodec:
             return {"size": list(value)}
         raise UnsupportedStateError(
             f"cannot keep a value of type {type(value).__module__}.{type(value).__qualname__}",
-            hint="make it a part of its own, by a keyword of Run",
+            hint="make it a part of its own, by a keyword of Run, "
+            "or give its owner state_dict() and load_state_dict()",
         )
 
     def decode_tensor(self, tensor: LoadedTensor) -> object:
@@ -122,7 +123,7 @@ class TorchCodec:
             isinstance(live, torch.Tensor)
             and isinstance(loaded, torch.Tensor)
             and (live.shape, live.dtype) == (loaded.shape, loaded.dtype)
-            and not _overlaps_itself(live)
+            and not overlaps_itself(live)
         )
         if fits:
             with torch.no_grad():
@@ -160,7 +161,7 @@ class TensorHandler:
         return value
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
-        if _overlaps_itself(value):
+        if overlaps_itself(value):
             text = "expected a tensor with memory for each element, found an expanded one"
             return [Difference("other", "", text)]
         return tensor_differences("", value, state)
@@ -185,27 +186,90 @@ def tensor_differences(name: str, live: torch.Tensor, loaded: object) -> list[Di
     return found
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def overlapping(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return the names of tensors that share a part of their memory, or all of it in another shape.
+
+    Those that are the same memory seen the same way are tied, which is told elsewhere: of these the first
+    name stands for all.
+    """
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _span_bytes(tensor), name)
+        for name, tensor in tensors.items()
+        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and not tensor.is_nested
+    )
+    groups: list[list[str]] = []
+    end = 0
+    for start, stop, name in spans:
+        if start == stop or not start:
+            continue
+        if start < end:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, stop)
+    several = (_told_apart({name: tensors[name] for name in group}) for group in groups if len(group) > 1)
+    return sorted(sorted(group) for group in several if len(group) > 1)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Return how far the memory of a tensor reaches from its first element."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * step for size, step in steps)) * tensor.element_size()
+
+
+def _told_apart(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names without those of tensors that are the same as an earlier one."""
+    seen: dict[Hashable, str] = {}
+    for name, tensor in tensors.items():
+        seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
+    return list(seen.values())
+
+
 def _refuse_unkeepable(tensor: torch.Tensor) -> None:
-    problem = None
-    if type(tensor) in _PLAIN and tensor.dtype in _NAMES and tensor.layout is _STRIDED and tensor.is_cpu:
+    if (
+        type(tensor) in _PLAIN
+        and tensor.dtype in _NAMES
+        and tensor.layout is _STRIDED
+        and tensor.is_cpu
+        and not tensor.is_nested
+    ):
         # Asked for at every leaf of a state: nearly all of them are of this kind.
         return
-    if torch.nn.parameter.is_lazy(tensor):
-        problem, hint = "not initialised yet", "run one forward pass before the run starts"
-    elif tensor.is_meta:
-        problem, hint = "on the meta device", "materialise the model before the run starts"
-    elif tensor.layout is not torch.strided:
-        problem, hint = f"of layout {tensor.layout}", "keep a dense tensor, or its indices and values"
-    elif tensor.is_quantized or tensor.dtype not in _NAMES:
-        problem, hint = f"of dtype {tensor.dtype}", "keep it in a dtype of the safetensors format"
-    elif tensor.numel() and not tensor.data_ptr():
-        problem, hint = (
-            f"of class {type(tensor).__name__}, which has no memory of its own",
-            ("keep the tensors that it is made of"),
-        )
-    if problem is not None:
+    found = _problem(tensor)
+    if found is not None:
+        problem, hint = found
         raise UnsupportedStateError(f"cannot keep a tensor {problem}", hint=hint)
+
+
+def _problem(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Return why a tensor cannot be kept, and what to do about it."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "not initialised yet", "run one forward pass before the run starts"
+    if tensor.is_meta:
+        return "on the meta device", "materialise the model before the run starts"
+    if tensor.is_nested:
+        return "that is nested", "keep its values and lengths as plain tensors"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}", "keep a dense tensor, or its indices and values"
+    if tensor.is_quantized:
+        hint = "keep its int_repr(), q_scale() and q_zero_point(), or train in floats and quantize afterwards"
+        return f"of dtype {tensor.dtype}", hint
+    if tensor.dtype not in _NAMES:
+        hint = _INSTEAD.get(tensor.dtype, "keep a view(torch.uint8) of it, which has the same bits")
+        return f"of dtype {tensor.dtype}, for which the safetensors format has no name", hint
+    if tensor.numel() and not tensor.data_ptr():
+        kind = type(tensor).__name__
+        return f"of class {kind}, which has no memory of its own", "keep the tensors that it is made of"
+    return None
+
+
+_INSTEAD = {
+    torch.complex128: "keep torch.view_as_real() of it, which is of float64",
+    torch.complex32: "keep torch.view_as_real() of it, which is of float16",
+}

@@ -1,0 +1,157 @@
+"""Weights from elsewhere into a model, before a run begins. Not a resume: nothing else is taken over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unbroken.checkpoint.container import header_size, parse_header
+from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.reader import read_manifest, read_tensors
+from unbroken.checkpoint.store import Checkpoint, CheckpointStore
+from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
+from unbroken.rundir import layout
+from unbroken.rundir.tell import tell
+from unbroken.state.handlers import Difference
+from unbroken.state.tensors import HostTensor
+from unbroken.storage.local import LocalStorage
+from unbroken.training import families
+from unbroken.training.adaptation import renaming
+from unbroken.training.arguments import choices
+from unbroken.training.comparison import Amount, is_allowed
+
+_SAFETENSORS = ".safetensors"
+_TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+_MODULE = "torch.module"
+_LENGTH_BYTES = 8
+# The names in a source have no part before them; patterns are of the names of the model.
+_MODEL = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartReport:
+    """What was taken from `source`: `matched` so much, with the differences that were `allowed`."""
+
+    source: str
+    matched: Amount
+    allowed: tuple[Difference, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the report for people, a line each."""
+        amount = f"{self.matched.tensors:,} tensors, {self.matched.size_bytes:,} bytes"
+        return [
+            f"warm start from {self.source}: {amount}; the run itself is not continued",
+            *(f"warm start: {difference}" for difference in self.allowed),
+        ]
+
+
+def warm_start(
+    model: object,
+    source: str | os.PathLike[str] | Checkpoint,
+    *,
+    part: str | None = None,
+    rename: Mapping[Any, str] | None = None,
+    allow: Sequence[str] = (),
+    cast: Sequence[str] = (),
+) -> WarmStartReport:
+    """Fill the weights of `model` from `source`, in place, and say what was taken.
+
+        unbroken.warm_start(model, "runs/pretraining", allow=["head.*"])
+        with unbroken.Run("runs/fine-tuning", model=model, optimizer=optimizer) as run: ...
+
+    `source` is a run directory (its newest checkpoint), a checkpoint, a `.safetensors` file, or a file of
+    `torch.save` with weights by name. Nothing but parameters and buffers is read: no optimizer, no
+    position, no random state. `part` says which module of a checkpoint, if it has several. It is strict:
+    every name, shape and dtype fits, but for what is said by `rename`, `allow` and `cast` as for Run,
+    with names as the model's own state_dict has them.
+
+    Raises StateMismatchError, and changes nothing, if something else differs or nothing matches;
+    DamagedError if bytes are not what was saved; UnsupportedStateError for a model of another library.
+    """
+    allowed_by = choices({}, rename=rename, horizon=None, fresh=(), allow=allow, cast=cast)
+    weights = families.weights(model)
+    if weights is None:
+        raise UnsupportedStateError(
+            f"warm_start: expected a torch.nn.Module, found {type(model)}",
+            hint="pass the model itself",
+        )
+    where, found = _read(source, part)
+    new_name = renaming(allowed_by.rename)
+    found = {new_name(name): tensor for name, tensor in found.items()}
+    differences = weights.differences(found)
+    refused = [item for item in differences if not is_allowed(_MODEL, item, allowed_by)]
+    apart = {item.name for item in differences if item.kind != "dtype"}
+    fitting = {name: tensor for name, tensor in found.items() if name not in apart}
+    if refused or not fitting:
+        lines = [str(item) for item in refused] or ["no name of the model is in it"]
+        raise StateMismatchError(
+            f"warm start from {where}: it does not fit the model; nothing was changed\n  "
+            + "\n  ".join(lines),
+            hint="say by rename=, allow= or cast= what may differ",
+        )
+    weights.fill(fitting)
+    size = sum(tensor.nbytes for tensor in fitting.values())
+    report = WarmStartReport(source=where, matched=Amount(len(fitting), size), allowed=tuple(differences))
+    tell(*report.lines())
+    return report
+
+
+def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tuple[str, dict[str, Any]]:
+    """Return what `source` is called, and the tensors in it by name."""
+    if isinstance(source, Checkpoint):
+        return source.name, _of_checkpoint(source.manifest, source.load_tensors, part)
+    path = Path(source)
+    if path.suffix == _SAFETENSORS and path.is_file():
+        return str(path), families.as_weights(_read_safetensors(path))
+    if path.suffix in _TORCH_FILES and path.is_file():
+        return str(path), families.read_torch_file(path)
+    if (path / layout.MANIFEST).is_file():
+        # Wherever it was copied to.
+        storage, tree = LocalStorage(path.resolve().parent), path.resolve().name
+        manifest = read_manifest(storage, tree)
+        load = partial(read_tensors, storage, tree, manifest)
+        return str(path), _of_checkpoint(manifest, load, part)
+    if (path / layout.CHECKPOINTS).is_dir():
+        newest = CheckpointStore(path).latest()
+        return f"{path} ({newest.name})", _of_checkpoint(newest.manifest, newest.load_tensors, part)
+    raise UsageError(
+        f"warm_start: expected a run, a checkpoint, a {_SAFETENSORS} file or a file of torch.save, "
+        f"found {path}{'' if path.exists() else ', which does not exist'}",
+        hint=f"the endings of files of torch.save are {', '.join(_TORCH_FILES)}",
+    )
+
+
+def _of_checkpoint(
+    manifest: Manifest, load: Callable[[set[str]], Mapping[str, HostTensor]], part: str | None
+) -> dict[str, Any]:
+    modules = [name for name, entry in manifest.parts.items() if entry.handler == _MODULE]
+    chosen = modules[0] if part is None and len(modules) == 1 else part
+    if chosen not in modules:
+        raise UsageError(
+            f"warm_start: expected part= to be one of the modules {', '.join(modules)}, found {part!r}",
+            hint="`unbroken inspect` lists the parts of a checkpoint",
+        )
+    state = manifest.parts[chosen].state
+    places = {
+        name: str(item["$tensor"])
+        for name, item in state.items()
+        if isinstance(item, dict) and "$tensor" in item
+    }
+    tensors = load(set(places.values()))
+    return families.as_weights({name: tensors[place] for name, place in places.items()})
+
+
+def _read_safetensors(path: Path) -> dict[str, HostTensor]:
+    storage, key = LocalStorage(path.resolve().parent), path.resolve().name
+    size = path.stat().st_size
+    header = storage.read(key, 0, header_size(storage.read(key, 0, _LENGTH_BYTES), size, str(path)))
+    return {
+        name: HostTensor(
+            placed.dtype, placed.shape, memoryview(storage.read(key, placed.offset, placed.size_bytes))
+        )
+        for name, placed in parse_header(bytes(header), str(path)).items()
+    }

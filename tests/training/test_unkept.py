@@ -1,0 +1,74 @@
+"""What trains the parts of a run and is no part is found at the first step, not at the first resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import unbroken
+from unbroken.errors import UnsupportedStateError
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, int]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.held = state
+
+
+def test_an_optimizer_that_was_forgotten_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    message = r"the state of a torch\.optim\.adam\.Adam that trains model\.weight and 1 more"
+    with unbroken.Run(tmp_path, model=model) as run:
+        train(model, optimizer)
+        with pytest.raises(UnsupportedStateError, match=message):
+            run.step()
+
+
+def test_a_scheduler_that_was_forgotten_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    with unbroken.Run(tmp_path, model=model, optimizer=optimizer) as run:
+        train(model, optimizer)
+        with pytest.raises(UnsupportedStateError, match="optimizer: a learning rate scheduler of it"):
+            run.step()
+
+
+def test_where_an_object_may_hold_them_it_is_only_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    with unbroken.Run(tmp_path, model=model, trainer=Meter()) as run:
+        for _ in range(2):
+            train(model, optimizer)
+            run.step()
+    assert capsys.readouterr().err.count("not kept: the state of a torch.optim.adam.Adam") == 1
+
+
+def test_what_trains_something_else_or_keeps_no_state_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = torch.optim.Adam(other.parameters())
+    with unbroken.Run(tmp_path, model=model) as run:
+        train(model, plain)
+        train(other, inner)
+        run.step()
+    assert "not kept" not in capsys.readouterr().err
