@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
@@ -92,6 +93,9 @@ if __name__ == "__main__":
 
     import unbroken.training.run  # noqa: F401
 
+    # Children end without a walk over all that torch has made.
+    gc.collect()
+    gc.freeze()
     wanted = _serve()
     if wanted is not None:
         _become(wanted)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,80 @@ def test_an_error_of_the_constructor_has_its_hint_and_its_exit_code(
     assert "hint: " in done.stderr
     assert done.returncode == (78 if "config" in call else 2)
     assert os.listdir(tmp_path) == []
+
+
+def test_attributes_of_a_dataclass_that_are_no_fields_are_kept(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Progress:
+        best: float = 0.0
+
+        def __post_init__(self) -> None:
+            self.count = 0
+
+    progress = Progress()
+    progress.count, progress.best = 7, 0.5
+    save(tmp_path, progress=progress)
+    again = Progress()
+    restore(tmp_path, progress=again)
+    assert (again.count, again.best) == (7, 0.5)
+
+
+@pytest.mark.parametrize("kind", [dict, list, set, deque])
+def test_attributes_beside_the_items_of_a_container_are_refused(tmp_path: Path, kind: type) -> None:
+    class Counted(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    items = Counted()
+    save(tmp_path / "without", items=items)
+    items.n = 5
+    with pytest.raises(UnsupportedStateError, match=r"has attributes beside its items, .*: n"):
+        save(tmp_path / "with", items=items)
+
+
+def test_a_deque_is_filled_in_place(tmp_path: Path) -> None:
+    recent = deque([1, 2, 3], maxlen=3)
+    save(tmp_path, recent=recent)
+    again: deque[int] = deque(maxlen=3)
+    restore(tmp_path, recent=again)
+    assert again == recent
+
+
+def test_a_class_is_refused_with_the_hint_to_pass_an_instance(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedStateError) as caught:
+        save(tmp_path, counter=Counter)
+    assert caught.value.hint == "pass an instance: counter=Counter(...)"
+
+
+def test_an_expanded_tensor_is_refused_before_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedStateError, match="an expanded tensor, whose elements share memory"):
+        save(tmp_path, tensor=torch.zeros(1).expand(3))
+
+
+def test_tied_modules_may_change_places_in_the_code(tmp_path: Path) -> None:
+    def build(*names: str) -> nn.Module:
+        model, shared = nn.Module(), nn.Linear(2, 2)
+        for name in names:
+            model.add_module(name, shared)
+        return model
+
+    model = build("encoder", "decoder")
+    save(tmp_path, model=model)
+    again = build("decoder", "encoder")
+    restore(tmp_path, model=again)
+    assert torch.equal(again.get_submodule("encoder").weight, model.get_submodule("encoder").weight)
+
+
+def test_an_object_that_restores_another_shape_is_caught(tmp_path: Path) -> None:
+    class Meter:
+        def __init__(self, *shape: int) -> None:
+            self.value = torch.ones(shape)
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+            self.value.copy_(state["value"].flatten()[0])
+
+    save(tmp_path, meter=Meter(1))
+    with pytest.raises(StateMismatchError, match="read back the live state differs at meter/value"):
+        restore(tmp_path, meter=Meter())

@@ -74,6 +74,9 @@ class TestModules:
             torch.complex64,
             torch.float8_e4m3fn,
             torch.float8_e5m2,
+            torch.float8_e4m3fnuz,
+            torch.float8_e5m2fnuz,
+            torch.float8_e8m0fnu,
             torch.uint64,
         ],
         ids=str,
@@ -92,15 +95,92 @@ class TestModules:
             (lambda: nn.Linear(2, 2, device="meta"), "on the meta device"),
             (lambda: nn.LazyLinear(2), "not initialised yet"),
             (lambda: {"x": torch.eye(2).to_sparse()}, "of layout torch.sparse_coo"),
+            (lambda: {"x": torch.eye(2).to_sparse_csr()}, "of layout torch.sparse_csr"),
             (lambda: {"x": torch.zeros(2, dtype=torch.complex128)}, "of dtype torch.complex128"),
+            (lambda: {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "that is nested"),
+            (lambda: {"x": _jagged()}, "that is nested"),
+            (
+                lambda: {"x": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
+                "of dtype torch.qint8",
+            ),
+            (lambda: torch.ao.nn.quantized.Linear(2, 2), "of dtype torch.qint8"),
         ],
-        ids=["meta", "lazy", "sparse", "complex128"],
+        ids=["meta", "lazy", "coo", "csr", "complex128", "nested", "jagged", "quantized", "quantized module"],
     )
     def test_what_has_no_bytes_to_keep_is_refused_by_its_path(
         self, tmp_path: Path, value: Callable[[], Any], problem: str
     ) -> None:
-        with pytest.raises(UnsupportedStateError, match=f"^part/.*: cannot keep a tensor {problem}"):
-            save(tmp_path, part=value())
+        with pytest.raises(
+            UnsupportedStateError, match=f"^part/.*: cannot keep a tensor {problem}"
+        ) as caught:
+            save(tmp_path / "r", part=value())
+        assert caught.value.hint
+        assert not (tmp_path / "r").exists()
+
+    def test_a_small_view_of_a_large_tensor_costs_its_own_elements_on_disk(self, tmp_path: Path) -> None:
+        save(tmp_path, small=torch.zeros(100_000)[7:17])
+        shards = list((tmp_path / "checkpoints").rglob("*.safetensors"))
+        assert sum(shard.stat().st_size for shard in shards) < 40_000
+
+    def test_views_of_every_kind_keep_their_values_and_fill_only_their_own_elements(
+        self, tmp_path: Path
+    ) -> None:
+        def build(start: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            base = torch.arange(start, start + 24.0).reshape(4, 6)
+            views = {"offset": base[1:2, 1:], "strided": base[2:, ::3], "turned": base[0].reshape(2, 3).t()}
+            return base, views
+
+        _, views = build(0)
+        conj = torch.view_as_real(torch.tensor([1 + 2j]).conj().resolve_conj())
+        parts: dict[str, Any] = {**views, "negative": torch.tensor([1 + 2j]).conj().imag, "conj": conj}
+        assert parts["negative"].is_neg()
+        save(tmp_path, **parts)
+        base, again = build(100)
+        before = base.clone()
+        others: dict[str, Any] = {**again, "negative": torch.zeros(1), "conj": torch.zeros(1, 2)}
+        restore(tmp_path, **others)
+        for name, value in parts.items():
+            assert torch.equal(others[name], value)
+        for view in again.values():
+            view.fill_(-1)
+        assert torch.equal(base[base != -1], before[base != -1])
+
+    @pytest.mark.parametrize("kind", ["slice", "turned", "flat"])
+    def test_parameters_that_share_a_part_of_their_memory_stay_so_or_are_refused(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        def build(is_shared: bool) -> nn.Module:
+            model = nn.Module()
+            whole = torch.randn(4, 4)
+            part = {"slice": whole[1:3], "turned": whole.t(), "flat": whole.view(-1)}[kind]
+            model.whole, model.other = nn.Parameter(whole), nn.Linear(2, 2)
+            model.part = nn.Parameter(part if is_shared else part.clone())
+            return model
+
+        model = build(True)
+        save(tmp_path / "shared", model=model)
+        again = build(True)
+        restore(tmp_path / "shared", model=again)
+        for one, two in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, two)
+        with pytest.raises(StateMismatchError, match="part, whole: share memory in the checkpoint, not here"):
+            restore(tmp_path / "shared", model=build(False))
+        save(tmp_path / "apart", model=build(False))
+        with pytest.raises(StateMismatchError, match="part, whole: share memory here, not in the checkpoint"):
+            restore(tmp_path / "apart", model=build(True))
+
+    def test_slices_of_one_memory_that_do_not_overlap_are_no_matter(self, tmp_path: Path) -> None:
+        def build(is_flat: bool) -> nn.Module:
+            model = nn.Module()
+            flat = torch.randn(12)
+            pieces = flat[:6].view(2, 3), flat[6:]
+            model.one, model.two = (nn.Parameter(piece if is_flat else piece.clone()) for piece in pieces)
+            return model
+
+        model, again = build(True), build(False)
+        save(tmp_path, model=model)
+        restore(tmp_path, model=again)
+        assert torch.equal(model.one, again.one)  # type: ignore[arg-type]
 
 
 class TestOtherParts:
@@ -208,6 +288,10 @@ class TestOtherParts:
         save(tmp_path, stopper=stopper)
         with pytest.raises(StateMismatchError, match="read back the live state differs at stopper"):
             restore(tmp_path, stopper=Forgetful())
+
+
+def _jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
 @dataclass

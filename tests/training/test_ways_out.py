@@ -264,7 +264,11 @@ class TestOverride:
             assert run.restored is not None
             found = {item["key"]: item["in_force"] for item in run.restored.as_json()["settings"]}
             assert found == {"lr": "checkpoint", "weight_decay": "script"}
-            assert run.restored.as_json()["learning_rates"] == {"checkpoint": [0.25], "script": [0.125]}
+            assert run.restored.as_json()["learning_rates"] == {
+                "in_force": [0.25],
+                "checkpoint": [0.25],
+                "script": [0.125],
+            }
 
     def test_what_training_made_of_it_is_not_undone_at_each_restart(self, tmp_path: Path) -> None:
         found = []

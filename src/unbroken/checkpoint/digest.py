@@ -13,5 +13,6 @@ _THREADED_BYTES = 4 << 20
 
 def digest(data: Buffer) -> str:
     """Return the digest of `data` in hexadecimal."""
-    threads = blake3.AUTO if memoryview(data).nbytes >= _THREADED_BYTES else 1
-    return blake3(data, max_threads=threads).hexdigest()
+    if memoryview(data).nbytes < _THREADED_BYTES:
+        return blake3(data).hexdigest()
+    return blake3(data, max_threads=blake3.AUTO).hexdigest()

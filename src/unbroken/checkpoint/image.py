@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,33 +18,35 @@ _OWN_SHARD_BYTES = 1 << 20
 _SMALL_PARTS = "state"
 _FROZEN = "-frozen"
 
-# Neighbours of no more than this are copied together: for larger ones one call each is no cost.
-_SMALL_BYTES = 64 << 10
+# Up to here the call that copies a tensor costs more than the copy: then one call for many of them.
+_SMALL_BYTES = 4 << 10
+_FEWEST_GATHERED = 4
 
 _Signature = tuple[list[str], list[tuple[str, tuple[int, ...], bool]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Tensors that follow each other in the image from `offset` on: small neighbours, or a larger one alone.
+class Place:
+    """Where a tensor lies in the image; `index` is its number among all tensors, in their order."""
 
-    `places` says which of all tensors they are, in the order of the table; `sizes` is in bytes.
-    """
-
+    index: int
     offset: int
-    places: list[int]
-    sizes: array[int]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
-    """The layout for tensors of one `signature`: the shard `file` begins at `starts[file]`, on a page."""
+    """The layout for tensors of one `signature`: the shard `file` begins at `starts[file]`, on a page.
+
+    Every tensor that is not empty is in `places`, or in one of `rows`: small ones, no gap between them.
+    """
 
     signature: _Signature
     shards: list[ShardPlan]
     starts: dict[str, int]
     size_bytes: int
-    stretches: list[Stretch]
+    places: list[Place]
+    rows: list[list[Place]]
 
 
 def plan_image(tensors: Mapping[str, TensorSource], known: ImagePlan | None = None) -> ImagePlan:
@@ -61,27 +62,34 @@ def plan_image(tensors: Mapping[str, TensorSource], known: ImagePlan | None = No
     for shard in shards:
         starts[shard.file] = end
         end += -(-shard.size_bytes // PAGE_BYTES) * PAGE_BYTES
-    stretches = _stretches(shards, starts, signature[0])
-    return ImagePlan(signature=signature, shards=shards, starts=starts, size_bytes=end, stretches=stretches)
+    places, rows = _rows(_places(shards, starts, signature[0]))
+    return ImagePlan(
+        signature=signature, shards=shards, starts=starts, size_bytes=end, places=places, rows=rows
+    )
 
 
-def _stretches(shards: Sequence[ShardPlan], starts: Mapping[str, int], paths: Sequence[str]) -> list[Stretch]:
-    place_of = {path: place for place, path in enumerate(paths)}
-    found: list[Stretch] = []
-    for shard in shards:
-        is_open = False
-        for path, placed in shard.placements.items():
-            size = placed.size_bytes
-            if not size:
-                continue
-            is_small = size <= _SMALL_BYTES
-            if not (is_open and is_small and len(found[-1].places) < MOST_GATHERED):
-                offset = starts[shard.file] + placed.offset
-                found.append(Stretch(offset=offset, places=[], sizes=array("Q")))
-            found[-1].places.append(place_of[path])
-            found[-1].sizes.append(size)
-            is_open = is_small
-    return found
+def _places(shards: Sequence[ShardPlan], starts: Mapping[str, int], paths: Sequence[str]) -> list[Place]:
+    index_of = {path: index for index, path in enumerate(paths)}
+    return [
+        Place(index=index_of[path], offset=starts[shard.file] + placed.offset, size_bytes=placed.size_bytes)
+        for shard in shards
+        for path, placed in shard.placements.items()
+        if placed.size_bytes
+    ]
+
+
+def _rows(places: Sequence[Place]) -> tuple[list[Place], list[list[Place]]]:
+    """Return the places to be filled one by one, and rows of those that can be filled together."""
+    rows: list[list[Place]] = []
+    end = -1
+    for place in places:
+        is_small = place.size_bytes <= _SMALL_BYTES
+        if not is_small or place.offset != end or len(rows[-1]) == MOST_GATHERED:
+            rows.append([])
+        rows[-1].append(place)
+        end = place.offset + place.size_bytes if is_small else -1
+    long = [row for row in rows if len(row) >= _FEWEST_GATHERED]
+    return [place for row in rows if len(row) < _FEWEST_GATHERED for place in row], long
 
 
 def _plan_shards(tensors: Mapping[str, TensorSource]) -> list[ShardPlan]:

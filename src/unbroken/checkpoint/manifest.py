@@ -14,7 +14,7 @@ from unbroken.checkpoint.envelope import check_format
 from unbroken.errors import DamagedError
 
 
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tensor: `offset` is from the start of the shard, `aliases` are further paths to it."""
 
     dtype: str

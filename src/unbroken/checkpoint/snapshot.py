@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import chain
+from typing import Any
 
 from unbroken.checkpoint.container import ShardPlan
-from unbroken.checkpoint.image import ImagePlan, plan_image
+from unbroken.checkpoint.image import ImagePlan, Place, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
 from unbroken.state.tensors import TensorSource, address_of
 from unbroken.state.tree import TensorTable
@@ -106,25 +107,28 @@ def copy_into(
         image[start : start + len(shard.header)] = shard.header
     tensors = list(sources.values())
     addresses = [source.address for source in tensors]
+    one_by_one = [plan.places, *(row for row in plan.rows if not _gathered(row, addresses, file))]
     large: list[tuple[int, int, int]] = []
-    for stretch in plan.stretches:
-        found = [addresses[place] for place in stretch.places]
-        if file is not None and len(found) > 1 and None not in found:
-            descriptor, start = file
-            if gather(descriptor, start + stretch.offset, cast("list[int]", found), stretch.sizes):
-                continue
-        target = stretch.offset
-        for place, address, size in zip(stretch.places, found, stretch.sizes, strict=True):
-            if address is None:
-                tensors[place].copy_to(image[target : target + size])
-            elif size <= _PIECE_BYTES:
-                ctypes.memmove(base + target, address, size)
-            else:
-                large.append((base + target, address, size))
-            target += size
+    for place in chain.from_iterable(one_by_one):
+        address, target, size = addresses[place.index], place.offset, place.size_bytes
+        if address is None:
+            tensors[place.index].copy_to(image[target : target + size])
+        elif size <= _PIECE_BYTES:
+            ctypes.memmove(base + target, address, size)
+        else:
+            large.append((base + target, address, size))
     pieces = [
         (target + start, source + start, min(_PIECE_BYTES, size - start))
         for target, source, size in large
         for start in range(0, size, _PIECE_BYTES)
     ]
     share(lambda piece: ctypes.memmove(*piece), pieces, threads=_THREADS)
+
+
+def _gathered(row: Sequence[Place], addresses: Sequence[int | None], file: tuple[int, int] | None) -> bool:
+    """Fill `row` by one call; False if that cannot be, and then nothing is in it for certain."""
+    found = [address for place in row if (address := addresses[place.index]) is not None]
+    if file is None or len(found) < len(row):
+        return False
+    descriptor, start = file
+    return gather(descriptor, start + row[0].offset, found, [place.size_bytes for place in row])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 
 from unbroken.checkpoint.container import ShardPlan
@@ -39,13 +39,15 @@ def write_checkpoint(
     are removed and the storage is as it was. A shard that is, byte for byte, one of `parent`, a
     checkpoint of this storage, is shared with it where the storage can.
     """
-    _check_space(storage, snapshot, name, parent)
+    sharable = {plan.file for plan in snapshot.plans if _may_be_unchanged(snapshot, plan, parent)}
+    _check_space(storage, snapshot, name, sharable)
     staging = f"{layout.CHECKPOINTS}/{layout.STAGING_PREFIX}{name}-{os.urandom(4).hex()}"
     try:
         digests = _Digests(snapshot)
         try:
             for plan in snapshot.plans:
-                _stage_shard(storage, snapshot, plan, staging, digests, parent)
+                known = parent if plan.file in sharable else None
+                _stage_shard(storage, snapshot, plan, staging, digests, known)
         finally:
             digests.join()
         manifest = _manifest(snapshot, name, digests)
@@ -64,7 +66,7 @@ def write_checkpoint(
     return manifest
 
 
-def _check_space(storage: Storage, snapshot: Snapshot, name: str, parent: Manifest | None) -> None:
+def _check_space(storage: Storage, snapshot: Snapshot, name: str, sharable: Set[str]) -> None:
     """Raise StorageFullError if there is not enough space: better than to fill the disk up first."""
     space = None
     # An estimate: where it cannot be made, writing shows what there is.
@@ -72,7 +74,7 @@ def _check_space(storage: Storage, snapshot: Snapshot, name: str, parent: Manife
         space = storage.space()
     if space is None:
         return
-    written = [plan for plan in snapshot.plans if not _may_be_unchanged(snapshot, plan, parent)]
+    written = [plan for plan in snapshot.plans if plan.file not in sharable]
     tensors = sum(len(plan.placements) for plan in snapshot.plans)
     size = sum(plan.size_bytes for plan in written) + tensors * _MANIFEST_BYTES_PER_TENSOR
     files = len(snapshot.plans) + _OTHER_FILES
@@ -95,7 +97,6 @@ def _stage_shard(
     target = f"{staging}/{plan.file}"
     is_shared = (
         parent is not None
-        and _may_be_unchanged(snapshot, plan, parent)
         and _is_unchanged(plan, digests.of(plan.file), parent)
         and storage.size(_key_in(parent, plan)) == plan.size_bytes
         and storage.link(_key_in(parent, plan), target)
@@ -118,7 +119,11 @@ def _may_be_unchanged(snapshot: Snapshot, plan: ShardPlan, parent: Manifest | No
         default=None,
     )
     known = parent.tensors.get(smallest) if smallest is not None else None
-    return known is not None and known.digest == digest(_bytes_of(snapshot, plan, str(smallest)))
+    if smallest is None or known is None:
+        return False
+    placed = plan.placements[smallest]
+    image = snapshot.images[plan.file]
+    return known.digest == digest(image[placed.offset : placed.offset + placed.size_bytes])
 
 
 def _is_unchanged(plan: ShardPlan, digests: Mapping[str, str], parent: Manifest) -> bool:
@@ -165,8 +170,10 @@ class _Digests:
     def _compute(self) -> None:
         try:
             for plan in self._snapshot.plans:
+                image = self._snapshot.images[plan.file]
                 self._found[plan.file] = {
-                    path: digest(_bytes_of(self._snapshot, plan, path)) for path in plan.placements
+                    path: digest(image[placed.offset : placed.offset + placed.size_bytes])
+                    for path, placed in plan.placements.items()
                 }
                 self._done[plan.file].set()
         except BaseException as error:  # noqa: BLE001 - raised again for who asks
@@ -174,11 +181,6 @@ class _Digests:
         finally:
             for done in self._done.values():
                 done.set()
-
-
-def _bytes_of(snapshot: Snapshot, plan: ShardPlan, path: str) -> memoryview:
-    placed = plan.placements[path]
-    return snapshot.images[plan.file][placed.offset : placed.offset + placed.size_bytes]
 
 
 def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:

@@ -169,6 +169,8 @@ def choose_handler(part: str, value: object, handlers: Iterable[StateHandler]) -
 
 
 def _hint(part: str, value: object) -> str:
+    if isinstance(value, type):
+        return f"pass an instance: {part}={value.__name__}(...)"
     if value is None or isinstance(value, int | float | str | bytes | tuple | frozenset):
         return (
             "a plain value cannot be changed in place: "

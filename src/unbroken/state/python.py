@@ -10,13 +10,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
+from unbroken.errors import UnsupportedStateError
 from unbroken.state.handlers import ORDER_VALUE, Difference, StateHandler
 from unbroken.state.tensors import TensorSource, copy_bytes
 from unbroken.state.tree import Encoder, LeafCodec, TensorTable
 
+# The key for attributes of a dataclass that are no fields.
+_OTHERS = "(attributes)"
+
 
 class ContainerHandler:
-    """Dictionaries, lists and sets, restored in place: tensors keep their identity where they fit."""
+    """Dictionaries, lists, sets and deques, restored in place: tensors keep their identity where they fit."""
 
     name = "python.container"
     order = ORDER_VALUE
@@ -25,18 +29,24 @@ class ContainerHandler:
         self._codecs = tuple(codecs)
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, MutableMapping | list | set)
+        return isinstance(value, MutableMapping | list | set | deque)
 
     def state(self, value: Any) -> object:
-        if isinstance(value, MutableMapping):
-            return dict(value)
-        return set(value) if isinstance(value, set) else list(value)
+        lost = (
+            vars(value) if isinstance(value, dict | list | set | deque) and hasattr(value, "__dict__") else {}
+        )
+        if lost:
+            raise UnsupportedStateError(
+                f"a {type(value).__qualname__} has attributes beside its items, which would not be kept: "
+                f"{', '.join(lost)}",
+                hint="give its class state_dict() and load_state_dict()",
+            )
+        if isinstance(value, deque):
+            return deque(value, value.maxlen)
+        return _plain_kind(value)(value)
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
-        expected = (
-            "dict" if isinstance(value, MutableMapping) else "set" if isinstance(value, set) else "list"
-        )
-        found = type(state).__name__
+        expected, found = _plain_kind(value).__name__, type(state).__name__
         if found == expected:
             return []
         return [Difference("other", "", f"expected a {expected}, the checkpoint holds a {found}")]
@@ -62,11 +72,13 @@ class DataclassHandler:
         )
 
     def state(self, value: Any) -> object:
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        others = {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in fields}
+        return {**fields, **({_OTHERS: others} if others else {})}
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         expected = {field.name for field in dataclasses.fields(value)}
-        found = set(state) if isinstance(state, dict) else set()
+        found = set(state) - {_OTHERS} if isinstance(state, dict) else set()
         return [
             Difference("missing", name, "the checkpoint lacks this field")
             for name in sorted(expected - found)
@@ -76,9 +88,10 @@ class DataclassHandler:
 
     def restore(self, value: Any, state: Any) -> None:
         filling = _Filling(self._codecs)
-        for name, item in state.items():
+        fields = {name: item for name, item in state.items() if name != _OTHERS}
+        for name, item in {**fields, **state.get(_OTHERS, {})}.items():
             # The script may hold the list or tensor that stands there, as for a container.
-            setattr(value, name, filling.fill(getattr(value, name), item))
+            setattr(value, name, filling.fill(getattr(value, name, None), item))
 
 
 class StateDictHandler:
@@ -151,6 +164,13 @@ def python_handlers(codecs: Iterable[LeafCodec] = ()) -> list[StateHandler]:
     """Return the handlers for plain Python objects, in the order in which they are asked."""
     codecs = tuple(codecs)
     return [StateDictHandler(), DataclassHandler(codecs), ContainerHandler(codecs), ObjectHandler(codecs)]
+
+
+def _plain_kind(value: object) -> Any:
+    """Return the plain container that holds what `value` does."""
+    if isinstance(value, MutableMapping):
+        return dict
+    return next(kind for kind in (deque, set, list) if isinstance(value, kind))
 
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:

@@ -30,6 +30,7 @@ _INLINE_BYTES = 64
 # Integers that every JSON reader keeps exactly (RFC 8259, section 6).
 _EXACT_INT = 2**53
 _BYTES = "bytes"
+_JSON_TYPES = (dict, list, str, int, float, type(None))
 # Deeper nesting than any state needs, and than recursion and JSON readers bear.
 _DEEPEST = 100
 
@@ -129,9 +130,10 @@ class Encoder:
             return _SCALARS[kind]
         if kind in _CONTAINERS:
             return partial(self._container, _CONTAINERS[kind])
-        codec = self._codec_of(kind)
-        if codec is not None:
-            return partial(self._library_value, codec)
+        roots = (cls.__module__.partition(".")[0] for cls in kind.__mro__)
+        root = next((root for root in roots if root in self._codecs), None)
+        if root is not None:
+            return partial(self._library_value, self._codecs[root])
         if kind in (bytes, bytearray):
             return self._bytes
         if issubclass(kind, TensorSource):
@@ -143,9 +145,10 @@ class Encoder:
             encoded = codec.encode(value)
         except UnsupportedStateError as error:
             raise UnsupportedStateError(f"{path}: {error.message}", hint=error.hint) from None
-        if isinstance(encoded, TensorSource):
-            return self._tensor(codec.root, encoded, path)
-        return {f"${codec.root}": encoded}
+        # Asked this way round: the check of an abstract class takes several times as long.
+        if isinstance(encoded, _JSON_TYPES):
+            return {f"${codec.root}": encoded}
+        return self._tensor(codec.root, encoded, path)
 
     def _tensor(self, library: str, source: TensorSource, path: str) -> Json:
         return {"$tensor": self._table.add(path, source, keep_alias=self._keep_aliases), "as": library}
@@ -198,10 +201,6 @@ class Encoder:
             [self.encode(key, f"{path}/key"), self.encode(item, join(path, key))]
             for key, item in value.items()
         ]
-
-    def _codec_of(self, kind: type) -> LeafCodec | None:
-        roots = (cls.__module__.partition(".")[0] for cls in kind.__mro__)
-        return next((self._codecs[root] for root in roots if root in self._codecs), None)
 
     def _named_class(self, value: object, path: str) -> Json:
         cls = type(value)

@@ -68,7 +68,7 @@ def sync_all(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-def gather(descriptor: int, offset: int, addresses: Sequence[int], sizes: array[int]) -> bool:
+def gather(descriptor: int, offset: int, addresses: Sequence[int], sizes: Sequence[int]) -> bool:
     """Write the pieces of memory at `addresses` one after the other into a file, from `offset` on.
 
     One call for at most MOST_GATHERED of them. Returns False if not all were written, for whatever reason.
@@ -76,7 +76,7 @@ def gather(descriptor: int, offset: int, addresses: Sequence[int], sizes: array[
     if not hasattr(_LIBC, "pwritev"):
         return False
     pieces = array("Q", bytes(16 * len(addresses)))
-    pieces[0::2], pieces[1::2] = array("Q", addresses), sizes
+    pieces[0::2], pieces[1::2] = array("Q", addresses), array("Q", sizes)
     start = ctypes.c_void_p(pieces.buffer_info()[0])
     return bool(_LIBC.pwritev(descriptor, start, len(addresses), ctypes.c_int64(offset)) == sum(sizes))
 

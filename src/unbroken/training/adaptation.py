@@ -14,6 +14,7 @@ from unbroken.checkpoint.manifest import Manifest, TensorEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.state.handlers import ORDER_MODULE, Renamed, RenamesState, StateHandler
+from unbroken.state.references import with_references
 from unbroken.state.tensors import HostTensor
 
 Rename = Callable[[str], str]
@@ -120,21 +121,11 @@ def _with_paths(seen: AdaptedCheckpoint, moved: Mapping[str, str]) -> AdaptedChe
     if len(tensors) < len(seen.manifest.tensors):
         raise _collision("tensors", moved)
     parts = {
-        part: msgspec.structs.replace(entry, state=_referring(entry.state, moved))
+        part: msgspec.structs.replace(entry, state=with_references(entry.state, moved))
         for part, entry in seen.manifest.parts.items()
     }
     manifest = msgspec.structs.replace(seen.manifest, tensors=tensors, parts=parts)
     return AdaptedCheckpoint(seen.checkpoint, manifest, origins)
-
-
-def _referring(state: Any, moved: Mapping[str, str]) -> Any:
-    if isinstance(state, list):
-        return [_referring(item, moved) for item in state]
-    if not isinstance(state, dict):
-        return state
-    if "$tensor" in state:
-        return {**state, "$tensor": moved.get(state["$tensor"], state["$tensor"])}
-    return {key: _referring(item, moved) for key, item in state.items()}
 
 
 def _collision(what: str, moved: Mapping[str, str]) -> UsageError:

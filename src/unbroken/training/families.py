@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from unbroken.errors import UsageError
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.python import python_handlers
@@ -39,6 +40,11 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
         from unbroken.frameworks.torch import family
 
         found += family.handlers(parts, choices)
+    elif choices.non_persistent:
+        raise UsageError(
+            f"Run: expected modules for non_persistent={list(choices.non_persistent)}, found none",
+            hint="leave it out",
+        )
     if "numpy" in sys.modules:
         from unbroken.frameworks.numpy import ArrayHandler
 

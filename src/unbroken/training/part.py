@@ -11,6 +11,7 @@ import msgspec
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.state.handlers import ComparesSettings, KeepsGradients, Setting, StateHandler
+from unbroken.state.references import with_references
 from unbroken.state.tensors import LoadedTensor, TensorSource, bytes_of
 from unbroken.state.tree import Decoder, Encoder, TensorTable
 from unbroken.training import families
@@ -91,19 +92,23 @@ def unequal(
     are `inexact` only the tensors are compared.
     """
     known = verified or {}
+    # Which of its names a tied weight is met under first may have changed with the order of the code.
+    first = {alias: path for path, entry in manifest.tensors.items() for alias in entry.aliases}
     wrong = [
         name
         for name, entry in entries.items()
         if name not in inexact
-        and _canonical(_known(name, entry.state, manifest)) != _canonical(manifest.parts[name].state)
+        and _canonical(_known(name, entry.state, manifest), first)
+        != _canonical(manifest.parts[name].state, first)
     ]
-    wrong += [
-        path
-        for path, source in sources.items()
-        if path in manifest.tensors
-        and (path not in known or source.address != known[path])
-        and digest(bytes_of(source)) != manifest.tensors[path].digest
-    ]
+    for path, source in sources.items():
+        entry = manifest.tensors.get(first.get(path, path))
+        if entry is None or (path in known and source.address == known[path]):
+            continue
+        # Bytes alone do not tell a tensor of one element from a scalar.
+        is_alike = (source.dtype, source.shape) == (entry.dtype, tuple(entry.shape))
+        if not is_alike or digest(bytes_of(source)) != entry.digest:
+            wrong.append(path)
     return sorted(wrong)
 
 
@@ -121,5 +126,5 @@ def _known(name: str, state: Any, manifest: Manifest) -> Any:
     return {key: item for key, item in state.items() if key in manifest.parts[name].state}
 
 
-def _canonical(encoded: Any) -> bytes:
-    return msgspec.json.encode(encoded, order="sorted")
+def _canonical(encoded: Any, first: Mapping[str, str]) -> bytes:
+    return msgspec.json.encode(with_references(encoded, first) if first else encoded, order="sorted")

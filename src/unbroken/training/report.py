@@ -27,8 +27,8 @@ class RestoreReport:
     """What was restored, and what is otherwise than it was.
 
     `passed_over` gives the reason for each newer checkpoint that was not taken; `died` are the attempts
-    that ended while they restored this one. `learning_rates` are those of the checkpoint,
-    `script_learning_rates` those that the script had set before. `config` and `environment` list what
+    that ended while they restored this one. `learning_rates` are in force now; the others are those of
+    the checkpoint, and those that the script had set before. `config` and `environment` list what
     changed since, `generators` the libraries, and the places in parts, whose random generators were restored.
     """
 
@@ -40,6 +40,7 @@ class RestoreReport:
     tensors: int
     size_bytes: int
     learning_rates: tuple[float, ...]
+    checkpoint_learning_rates: tuple[float, ...]
     script_learning_rates: tuple[float, ...]
     settings: tuple[SettingInForce, ...]
     config: tuple[ChangedValue, ...]
@@ -82,7 +83,8 @@ class RestoreReport:
             "inside_epoch": self.inside_epoch,
             "parts": {name: as_json(part) for name, part in self.parts.items()},
             "learning_rates": {
-                "checkpoint": list(self.learning_rates),
+                "in_force": list(self.learning_rates),
+                "checkpoint": list(self.checkpoint_learning_rates),
                 "script": list(self.script_learning_rates),
             },
             "settings": [
@@ -108,8 +110,10 @@ class RestoreReport:
         if not self.learning_rates:
             return []
         line = f"learning rate {_rates(self.learning_rates)}"
+        if self.checkpoint_learning_rates != self.learning_rates:
+            line += f", in the checkpoint {_rates(self.checkpoint_learning_rates) or 'none'}"
         if self.script_learning_rates != self.learning_rates:
-            line += f" (the script begins with {_rates(self.script_learning_rates)})"
+            line += f", in the script {_rates(self.script_learning_rates)}"
         if any(self.learning_rates):
             return [line]
         return [line, "every learning rate is 0: nothing is learned until a schedule raises one"]
@@ -136,7 +140,8 @@ def report(
         parts=restored.parts,
         tensors=sum(part.matched.tensors for part in exact),
         size_bytes=sum(part.matched.size_bytes for part in exact),
-        learning_rates=learning_rates(entry.state for entry in manifest.parts.values()),
+        learning_rates=restored.learning_rates,
+        checkpoint_learning_rates=learning_rates(entry.state for entry in manifest.parts.values()),
         script_learning_rates=restored.script_learning_rates,
         settings=restored.settings,
         config=tuple(differences_of(manifest.config, config, "config")),

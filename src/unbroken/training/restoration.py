@@ -53,13 +53,15 @@ class SettingInForce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a restore did: a report on each part, the settings in question, the script's learning rates.
+    """What a restore did: a report on each part, the settings in question, the learning rates.
 
+    `learning_rates` are those in force now, `script_learning_rates` those that the script had set.
     With `inside_step` the gradients of a step that was not complete were restored, too.
     """
 
     parts: dict[str, PartReport]
     settings: tuple[SettingInForce, ...]
+    learning_rates: tuple[float, ...]
     script_learning_rates: tuple[float, ...]
     inside_step: bool
 
@@ -97,8 +99,9 @@ class Restoration:
 
     def run(self) -> Restored:
         """Restore; see `Parts.restore`."""
+        rates = _rates(self._all)
         live = TensorTable()
-        rates = learning_rates(entry.state for entry in encode_parts(self._all, live).values())
+        encode_parts(self._all, live)
         reports = self._compare(live.sources)
         settings, landed = self._put_first()
         placed = {part.name for part in self._parts if part.is_placed}
@@ -113,6 +116,7 @@ class Restoration:
         return Restored(
             parts=reports,
             settings=settings,
+            learning_rates=_rates(self._all),
             script_learning_rates=rates,
             inside_step=self._inside_step,
         )
@@ -168,6 +172,8 @@ class Restoration:
         if allowed:
             self._inexact.add(name)
         self._left_alone |= {join(name, item.name) for item in allowed if item.kind in ("shape", "dtype")}
+        # Optimizers have several tensors for each name.
+        self._left_alone |= {join(f"{name}/state", item.name) for item in allowed if item.kind == "shape"}
 
     def _horizon_differences(self) -> list[str]:
         if self._choices.horizon is not None:
@@ -210,6 +216,8 @@ class Restoration:
             for part in self._parts
             for setting in part.settings(states[part.name])
         ]
+        # What a note says is in force is so on purpose, and not as the checkpoint has it.
+        self._inexact |= {item.part for item in settings if item.setting.note}
         for part in self._parts:
             self._prepare_finish(
                 part, states[part.name], [item for item in settings if item.part == part.name]
@@ -280,10 +288,22 @@ class Restoration:
     def _unequal(self, verified: Mapping[str, int] | None = None) -> list[str]:
         table = TensorTable()
         entries = encode_parts(self._parts, table, inside_step=self._inside_step)
-        sources = {path: found for path, found in table.sources.items() if path not in self._left_alone}
-        if self._finish:
-            sources = {path: found for path, found in sources.items() if "/options/" not in path}
+        sources = {path: found for path, found in table.sources.items() if not self._is_left_alone(path)}
         return unequal(entries, sources, self._manifest, verified, self._inexact)
+
+    def _is_left_alone(self, path: str) -> bool:
+        """Tell whether the tensor at `path` has another value than in the checkpoint, on purpose."""
+        if path in self._left_alone or path.rpartition("/")[0] in self._left_alone:
+            return True
+        if not self._finish or part_of(path) not in self._inexact:
+            return False
+        plans_ahead = {part.name for part in self._parts if isinstance(part.handler, HasHorizon)}
+        # Rates that are tensors.
+        return "/options/" in path or part_of(path) in plans_ahead
+
+
+def _rates(parts: Sequence[Part]) -> tuple[float, ...]:
+    return learning_rates(entry.state for entry in encode_parts(parts, TensorTable()).values())
 
 
 def _with_keys(manifest: Manifest) -> list[PartEntry]:

@@ -113,8 +113,12 @@ class OptimizerHandler:
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         found = []
+        has_schedule = any(self._schedulers_of(value))
         for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=False)):
-            found += changed_options(index, group, saved["options"])
+            settings = changed_options(index, group, saved["options"])
+            # Without a base rate, as ReduceLROnPlateau leaves it, the present one is no setting.
+            is_moved = has_schedule and "initial_lr" not in group
+            found += [setting for setting in settings if setting.key != "lr" or not is_moved]
         found += added_group_settings(len(value.param_groups), state["groups"])
         return found + _changed_counts(value, state["state"])
 
@@ -146,7 +150,7 @@ class OptimizerHandler:
                 )
             before, after = (join(join(part, "state"), name) for name in (old, new))
             found = {path: after + path[len(before) :] for path in _references(entries)}
-            moved[new] = _with_references(entries, found)
+            moved[new] = entries
             paths |= found
         groups = [
             {**group, "params": [rename(name) for name in group["params"]]} for group in state["groups"]
@@ -255,16 +259,6 @@ def _references(encoded: Any) -> Iterator[str]:
         else:
             for item in encoded.values():
                 yield from _references(item)
-
-
-def _with_references(encoded: Any, paths: Mapping[str, str]) -> Any:
-    if isinstance(encoded, list):
-        return [_with_references(item, paths) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    if "$tensor" in encoded:
-        return {**encoded, "$tensor": paths[encoded["$tensor"]]}
-    return {key: _with_references(item, paths) for key, item in encoded.items()}
 
 
 def _place(item: Any, parameter: torch.Tensor) -> Any:
