@@ -207,8 +207,9 @@ class TestKnownRates:
         _, _, parts = build(warmup_and_cosine, 20)
         with pytest.raises(StateMismatchError) as caught:
             restore(tmp_path, **parts)
-        assert "scheduler: schedulers 1 (CosineAnnealingLR) T_max: 7 is kept, the script sets 17" in str(
-            caught.value
+        assert (
+            "scheduler: schedulers 1 (CosineAnnealingLR) T_max is 7 in the checkpoint, 17 in the script"
+            in str(caught.value)
         )
 
     def test_milestones_of_a_sequence_are_a_horizon(self, tmp_path: Path) -> None:

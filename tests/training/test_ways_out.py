@@ -303,7 +303,7 @@ class TestHorizon:
         self.rates(tmp_path, self.build(10), 4)
         parts = self.build(20)
         with pytest.raises(
-            StateMismatchError, match=r"T_max: 10 is kept, the script sets 20; choose"
+            StateMismatchError, match=r"T_max is 10 in the checkpoint, 20 in the script; choose"
         ) as caught:
             restore(tmp_path, **parts)
         assert "'stretch' (the new one from here on)" in caught.value.message

@@ -55,7 +55,10 @@ def generators(manifest: Manifest) -> list[dict[str, str]]:
     for name, entry in manifest.parts.items():
         state = _mapping(entry.state)
         if entry.handler == "process.rng":
-            found += [{"where": name, "kind": kind} for kind in _process_kinds(state)]
+            inner = _mapping(state.get("held"))
+            shared = {library: item for library, item in state.items() if library != "held"}
+            found += [{"where": name, "kind": kind} for kind in _process_kinds(shared)]
+            found += [item for path, kept in inner.items() for item in _held(_mapping(kept), path)]
         else:
             found += _held(state, name)
     for index, loader in enumerate(_loaders(manifest)):

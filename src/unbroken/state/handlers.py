@@ -45,14 +45,18 @@ class Setting:
     is_horizon: bool = False
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        """The key, and what it belongs to."""
+        return f"{self.where} {self.key}" if self.where else self.key
+
     def text(self, *, script_wins: bool) -> str:
         """Say which of the two values is in force."""
         if self.note:
             return self.note
-        name = f"{self.where} {self.key}" if self.where else self.key
         if script_wins:
-            return f"{name}: {self.script!r} of the script is used, the checkpoint has {self.saved!r}"
-        return f"{name}: {self.saved!r} is kept, the script sets {self.script!r}"
+            return f"{self.name}: {self.script!r} of the script is used, the checkpoint has {self.saved!r}"
+        return f"{self.name}: {self.saved!r} is kept, the script sets {self.script!r}"
 
 
 class StateHandler(Protocol):

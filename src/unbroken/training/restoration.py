@@ -71,7 +71,7 @@ class Restored:
         return {
             f"{found.part}.{found.setting.key}": repr(found.setting.script)
             for found in self.settings
-            if found.script_wins
+            if found.script_wins and not found.setting.is_horizon
         }
 
 
@@ -179,8 +179,9 @@ class Restoration:
         if self._choices.horizon is not None:
             return []
         return [
-            f"{part.name}: {setting.text(script_wins=False)}; choose horizon='keep' (the old curve), "
-            "'stretch' (the new one from here on) or 'hold' (the present rate)"
+            f"{part.name}: {setting.name} is {setting.saved!r} in the checkpoint, {setting.script!r} in the "
+            "script; choose horizon='keep' (the old curve), 'stretch' (the new one from here on) or 'hold' "
+            "(the present rate)"
             for part in self._parts
             if isinstance(part.handler, HasHorizon)
             for setting in part.settings(self._state(part))
