@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 # Names are loaded when they are first used: the command line must start without the library.
 _HOMES = {
     "Run": "unbroken.training.run",
+    "ElasticSampler": "unbroken.frameworks.torch.elastic_sampler",
     "EverySteps": "unbroken.training.save_policy",
     "EveryEpochs": "unbroken.training.save_policy",
     "EveryMinutes": "unbroken.training.save_policy",
@@ -34,6 +35,7 @@ _HOMES = {
 
 __all__ = [  # the public surface; a test pins it
     "CheckpointStore",
+    "ElasticSampler",
     "EveryEpochs",
     "EveryMinutes",
     "EverySteps",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from unbroken.checkpoint.retention import KeepBest, KeepDaily, KeepEverySteps, KeepHourly, KeepLast
     from unbroken.checkpoint.store import CheckpointStore
     from unbroken.errors import UnbrokenError
+    from unbroken.frameworks.torch.elastic_sampler import ElasticSampler
     from unbroken.state.handlers import StateHandler
     from unbroken.storage.base import Storage
     from unbroken.training.run import Run

@@ -10,6 +10,7 @@ from unbroken.errors import UnbrokenError
 def test_the_public_names_are_these_and_no_others() -> None:
     assert sorted(unbroken.__all__) == [
         "CheckpointStore",
+        "ElasticSampler",
         "EveryEpochs",
         "EveryMinutes",
         "EverySteps",

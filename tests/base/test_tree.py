@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import math
 import pathlib
@@ -209,3 +210,74 @@ def test_tensors_with_the_same_memory_are_kept_once_under_all_their_paths() -> N
     table = TensorTable()
     Encoder(table).encode({"best": Shared(), "last": Shared()}, "values")
     assert list(table.sources) == ["values/best", "values/last"], "a coincidence ties nothing"
+
+
+class View(TensorSource):
+    """What stands at `address`, seen as `identity` says; None for a view of no elements."""
+
+    def __init__(self, address: int | None, identity: object) -> None:
+        self.dtype, self.shape = "U8", (2,)
+        self._address, self._identity = address, identity
+
+    @property
+    def address(self) -> int | None:
+        return self._address
+
+    @property
+    def identity(self) -> Any:
+        return self._identity
+
+    def copy_to(self, target: memoryview) -> None:
+        target[:] = b"ab"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))), ids=str)
+def test_only_what_is_the_same_memory_seen_the_same_way_is_tied(order: tuple[int, ...]) -> None:
+    views = {
+        "row": View(8, "row"),
+        "same row": View(8, "row"),
+        "column": View(8, "column"),
+        "column behind": View(None, "column"),
+        "empty": View(8, None),
+    }
+    names = [list(views)[index] for index in order]
+    table = TensorTable()
+    Encoder(table, keep_aliases=True).encode({name: views[name] for name in names}, "model")
+    tied = {frozenset((path, *others)) for path, others in table.aliases.items()}
+    rows = frozenset({"model/row", "model/same row"})
+    assert rows in tied
+    assert tied <= {rows, frozenset({"model/column", "model/column behind"})}
+    assert "model/empty" in table.sources
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a", "\ud800"],
+        {"a": 1, "b\udc00": 2},
+        {"a": {1: "x", "y\ud800": 2}},
+    ],
+    ids=["in a list of texts", "in a key", "in one key of several kinds"],
+)
+def test_one_text_among_many_that_is_no_unicode_is_refused(value: object) -> None:
+    with pytest.raises(UnsupportedStateError, match="part"):
+        Encoder(TensorTable()).encode(value, "part")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(2000)),
+        [1, True, 2],
+        [0, 2**53, -(2**53), 2**53 + 1],
+        [-(2**53) - 1],
+        ["a", "$b", "c/d", ""],
+        ["a", None],
+        {"a/b": 1, "a%2Fb": 2, "": 3},
+        {"a": 1, "b$": 2},
+        {"a": 1, "$b": 2},
+    ],
+    ids=str,
+)
+def test_many_values_of_one_kind_come_back_equal(value: object) -> None:
+    assert same(round_trip(value), value)

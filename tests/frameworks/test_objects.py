@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,8 +108,14 @@ class TestObject(HandlerContract):
         return ObjectHandler([NumpyCodec(), TorchCodec()])
 
     @pytest.fixture(params=KINDS)
-    def make(self, request: pytest.FixtureRequest) -> Make:
-        return KINDS[request.param]
+    def make(self, request: pytest.FixtureRequest, handler: ObjectHandler) -> Make:
+        def build() -> Any:
+            value = KINDS[request.param]()
+            # A run looks at its parts when it is entered.
+            handler.state(value)
+            return value
+
+        return build
 
     @pytest.fixture
     def change(self) -> Change:
@@ -174,14 +180,14 @@ class Hooked:
         (logging.getLogger("x"), "logging:Logger"),
         (nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
         (Meter(), "test_objects:Meter"),
-        (random.Random(0), "random:Random"),
+        (deque([random.Random(0)]), "random:Random"),
     ],
-    ids=["function", "logger", "module", "object", "generator"],
+    ids=["function", "logger", "module", "object", "generator in a deque"],
 )
 def test_an_attribute_that_cannot_be_kept_is_refused_on_entering(
     tmp_path: Path, held: object, kind: str
 ) -> None:
-    with pytest.raises(UnsupportedStateError, match=rf"^stopper/attributes/held: .*{kind}"):
+    with pytest.raises(UnsupportedStateError, match=rf"^stopper/attributes/held.*: .*{kind}"):
         Run(tmp_path / "r", stopper=Hooked(held)).__enter__()
     assert not (tmp_path / "r").exists()
 
@@ -210,3 +216,89 @@ def test_an_object_goes_on_in_a_run_as_if_it_had_never_stopped(tmp_path: Path) -
         assert torch.equal(held[0], meter.average)
         assert held[1] is again.history
         assert not hasattr(again, "first")
+
+
+def test_an_attribute_that_is_new_in_the_script_stays_and_is_told(tmp_path: Path) -> None:
+    with Run(tmp_path, stopper=Namespace(best=1.0, patience=5)) as run:
+        run.step()
+    for _ in range(2):
+        again = Namespace(best=9.0, patience=5, cooldown=3)
+        with Run(tmp_path, resume="must", stopper=again) as run:
+            assert vars(again) == {"best": 1.0, "patience": 5, "cooldown": 3}
+            found = (
+                [] if run.restored is None else [line for line in run.restored.changed if "stopper" in line]
+            )
+            expected = "stopper: cooldown: 3 of the script is kept, the checkpoint lacks it"
+            assert found == ([expected] if run.step_count == 1 else [])
+            run.step()
+
+
+def test_an_attribute_that_training_has_removed_stays_so_over_two_resumes(tmp_path: Path) -> None:
+    meter = Namespace(n=0, warming=True)
+    with Run(tmp_path, meter=meter) as run:
+        del meter.warming
+        run.step()
+    for _ in range(2):
+        meter = Namespace(n=0, warming=True)
+        with Run(tmp_path, resume="must", meter=meter) as run:
+            assert vars(meter) == {"n": 0}
+            assert run.restored is not None
+            assert not run.restored.settings
+            run.step()
+
+
+def test_what_the_script_sets_between_entering_and_the_loop_is_as_in_the_checkpoint(tmp_path: Path) -> None:
+    for expected in (None, {"n": 1}):
+        counts = {"n": 0}
+        with Run(tmp_path, counts=counts) as run:
+            counts["phase"] = 1
+            for _ in run.epochs(1 + (expected is not None)):
+                if expected is not None:
+                    assert counts == expected
+                counts.pop("phase", None)
+                counts["n"] = 1
+                run.step()
+
+
+@dataclass
+class Settings:
+    n: int = 0
+
+
+def with_attributes(**attributes: Any) -> Settings:
+    settings = Settings()
+    vars(settings).update(attributes)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("saved", "script", "expected"),
+    [
+        ({"n": 1}, {"n": 0, "new": torch.ones(2)}, ["new"]),
+        ({"n": 1, "in": {"a": 1}}, {"n": 0, "in": {"a": 0, "b": {"c": 1}}}, ["in.b"]),
+        ({"n": 1, "in": {1: 1}}, {"n": 0, "in": {1: 0, "b": 2}}, ["in.b"]),
+        ({"n": 1, "in": defaultdict(int)}, {"n": 0, "in": defaultdict(int, b=2)}, ["in.b"]),
+        ({"n": 1}, {"n": 0, "a/b": 2}, ["a/b"]),
+        (Namespace(n=1, d={}), Namespace(n=0, d={"x": 1}), ["d.x"]),
+        (with_attributes(n=1), with_attributes(beside=1), ["beside"]),
+        (
+            with_attributes(n=1, old=random.Random(1)),
+            with_attributes(old=random.Random(2), beside=1),
+            ["beside"],
+        ),
+    ],
+    ids=["tensor", "inside", "other keys", "defaultdict", "slash", "object", "dataclass", "beside others"],
+)
+def test_what_is_new_in_the_script_is_kept_wherever_it_is(
+    tmp_path: Path, saved: Any, script: Any, expected: list[str]
+) -> None:
+    with Run(tmp_path, part=saved) as run:
+        run.step()
+    with Run(tmp_path, resume="must", part=script) as run:
+        assert run.restored is not None
+        assert [found.setting.key for found in run.restored.settings] == expected
+        assert (script["n"] if isinstance(script, dict) else script.n) == 1
+        run.step()
+    with Run(tmp_path, resume="must", part=script) as run:
+        assert run.restored is not None
+        assert not run.restored.settings

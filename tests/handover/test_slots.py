@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.checkpoint.image import plan_image
+from unbroken.checkpoint.snapshot import copy_into
 from unbroken.errors import StorageError
 from unbroken.handover.committer import Committer
 from unbroken.handover.slots import Filled, Slot, SlotReader
 from unbroken.rundir.processes import identify_self
+from unbroken.state.tensors import TensorSource
 from unbroken.storage.base import PAGE_BYTES
 
 from ..checkpoint.states import state_at, tensor
@@ -44,6 +48,21 @@ def tensors_in(found: Filled) -> dict[str, bytes]:
     }
 
 
+def mixed(count: int, *, seed: int = 0) -> dict[str, TensorSource]:
+    """Tensors of all sizes, most of them small; some have no address. The sizes depend on `count` alone."""
+    sizes, content = random.Random(count), random.Random(seed)
+    tensors: dict[str, TensorSource] = {}
+    for index in range(count):
+        size = sizes.choice([0, 1, 4, 4, 64, 64, 1000, 4096, 4097, 20_000])
+        if not size or index % 997 == 5:
+            tensors[f"{index}"] = tensor("U8", (size,), content.randbytes(size))
+        else:
+            live = LiveTensor(size)
+            live.data[:] = content.randbytes(size)
+            tensors[f"{index}"] = live
+    return tensors
+
+
 class TestFilling:
     def test_what_is_filled_is_read_back_equal(self, slot: Slot) -> None:
         description, table = described(7, state_at(7))
@@ -65,6 +84,35 @@ class TestFilling:
             os._exit(0 if is_same and found.snapshot.description == description else 1)
         os.close(other)
         assert os.waitpid(child, 0)[1] == 0
+
+    @pytest.mark.parametrize("fill", ["by the kernel", "one by one"])
+    def test_many_small_tensors_are_copied_exactly(self, fill: str) -> None:
+        state = {"many": mixed(3000), "few": mixed(3)}
+        _, table = described(1, state)
+        plan = plan_image(table.sources)
+        with open(os.memfd_create("image"), "r+b") as file:
+            os.ftruncate(file.fileno(), PAGE_BYTES + plan.size_bytes)
+            with mmap.mmap(file.fileno(), 0) as memory, memoryview(memory)[PAGE_BYTES:] as image:
+                # Not to be written by its descriptor: then by its memory.
+                flags = os.O_RDWR if fill == "by the kernel" else os.O_RDONLY
+                descriptor = os.open(f"/proc/self/fd/{file.fileno()}", flags)
+                copy_into(image, plan, table.sources, file=(descriptor, PAGE_BYTES))
+                os.close(descriptor)
+                expected = bytes_of(table)
+                for shard in plan.shards:
+                    start = plan.starts[shard.file]
+                    assert image[start : start + len(shard.header)] == shard.header
+                    for path, placed in shard.placements.items():
+                        found = bytes(image[start + placed.offset :][: placed.size_bytes])
+                        assert found == expected[path], path
+
+    def test_tensors_that_moved_are_copied_from_where_they_are_now(self, slot: Slot) -> None:
+        for step in range(1, 4):
+            description, table = described(step, {"many": mixed(50, seed=step)})
+            slot.fill(description, table, step)
+            found = read(slot)
+            assert found is not None
+            assert tensors_in(found) == bytes_of(table)
 
     def test_each_filling_replaces_the_one_before(self, slot: Slot) -> None:
         reader = SlotReader(slot.descriptor)

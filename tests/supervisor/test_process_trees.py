@@ -139,7 +139,7 @@ def test_what_cannot_be_ended_is_named(bench: Bench) -> None:
         """
         import os
         from pathlib import Path
-        from unbroken.supervisor.process import ProcessTree, become_subreaper, spawn
+        from unbroken.rundir.process_tree import ProcessTree, become_subreaper, spawn
         become_subreaper()
         leader = spawn(["sleep", "600"], environment=os.environ, output=Path(os.devnull))
         # Without the rights to signal it, the child is as unkillable as one in state D.

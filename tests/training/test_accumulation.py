@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,30 @@ def test_an_epoch_shorter_than_a_window_keeps_what_it_gathered(tmp_path: Path) -
         train(part, epochs)
         found += part.losses
     assert found == expected.losses
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 5])
+def test_a_step_that_is_counted_for_each_batch_is_complete_with_its_last_one(
+    tmp_path: Path, stop_at: int
+) -> None:
+    def train(training: Training, stop_at: int | None = None) -> None:
+        with training.run as run:
+            for _ in run.epochs(2):
+                for (inputs,) in run.batches(training.loader):
+                    training.batch(inputs)
+                    if run.step_count % 2:
+                        training.optimizer.step()
+                        training.optimizer.zero_grad()
+                    run.step()
+                    if run.step_count == stop_at:
+                        signal.raise_signal(signal.SIGTERM)
+
+    expected = Training(tmp_path / "expected")
+    train(expected)
+    first = Training(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        train(first, stop_at)
+    assert len(first.losses) % 2 == 0
+    second = Training(tmp_path / "run")
+    train(second)
+    assert first.losses + second.losses == expected.losses

@@ -10,7 +10,7 @@ import math
 import re
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +301,51 @@ def test_a_run_keeps_the_fields_and_tells_what_changed(tmp_path: Path) -> None:
         assert [line for line in run.restored.changed if line.startswith("config")] == [
             "config.betas: [0.9, 0.999] -> [0.8, 0.999]"
         ]
+
+
+class Lazy(Mapping[str, Any]):
+    """Works an item out when it is asked for, which may fail."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "root":
+            raise RuntimeError("mandatory value missing")
+        return {"width": 8}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("model", "root"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Dumped:
+    def model_dump(self) -> dict[str, Any]:
+        raise ValueError("not valid yet")
+
+
+class Lines(Sequence[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError("cannot be read")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"data": Lazy()}, r"^config\.data: cannot read this .*Lazy: .*'root': mandatory value missing"),
+        (Dumped(), "^config: cannot read this .*Dumped: ValueError: not valid yet"),
+        (
+            {"lines": [Lines()]},
+            r"^config\.lines\[0\]: cannot read this .*Lines: RuntimeError: cannot be read",
+        ),
+    ],
+    ids=["mapping", "model", "sequence"],
+)
+def test_what_fails_when_it_is_read_is_refused_by_its_dotted_name(
+    tmp_path: Path, config: object, message: str
+) -> None:
+    with pytest.raises(UnsupportedStateError, match=message) as caught:
+        unbroken.Run(tmp_path / "r", config=config)
+    assert caught.value.hint

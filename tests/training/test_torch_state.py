@@ -16,6 +16,7 @@ from torch import nn
 from unbroken import Run
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.frameworks.torch.tensors import TensorHandler
 
 from .runs import restore, save, small_model
 
@@ -314,3 +315,13 @@ def test_a_tensor_without_memory_of_its_own_is_refused_before_training(tmp_path:
 
     with pytest.raises(UnsupportedStateError, match="of class Wrapper, which has no memory of its own"):
         Run(tmp_path, counters={"wrapped": Wrapper()}).__enter__()
+
+
+@pytest.mark.parametrize(
+    "live", [torch.zeros(3), torch.zeros(2, 2), torch.zeros(())], ids=["3", "2x2", "scalar"]
+)
+def test_a_tensor_of_another_shape_stays_as_it_is_where_that_is_allowed(live: torch.Tensor) -> None:
+    handler = TensorHandler()
+    assert [found.kind for found in handler.differences(live, torch.ones(1))] == ["shape"]
+    handler.restore(live, torch.ones(1))
+    assert not live.any()

@@ -18,15 +18,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-class Meter:
-    def __init__(self) -> None:
-        self.held: dict[str, int] = {}
+class Trainer:
+    """Keeps state in a way of its own, and holds what it is given."""
+
+    def __init__(self, *held: object) -> None:
+        self.held = {"all": list(held)}
 
     def state_dict(self) -> dict[str, int]:
-        return self.held
+        return {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.held = state
+        pass
 
 
 def test_an_optimizer_that_was_forgotten_is_refused(tmp_path: Path) -> None:
@@ -49,16 +51,48 @@ def test_a_scheduler_that_was_forgotten_is_refused(tmp_path: Path) -> None:
             run.step()
 
 
-def test_where_an_object_may_hold_them_it_is_only_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_part_holds_them_it_is_only_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.Adam(model.parameters())
-    with unbroken.Run(tmp_path, model=model, trainer=Meter()) as run:
+    with unbroken.Run(tmp_path, model=model, trainer=Trainer(optimizer)) as run:
         for _ in range(2):
             train(model, optimizer)
             run.step()
     assert capsys.readouterr().err.count("not kept: the state of a torch.optim.adam.Adam") == 1
+
+
+@pytest.mark.parametrize("part", [torch.amp.GradScaler("cpu"), Trainer()], ids=["a scaler", "a meter"])
+def test_another_part_with_a_state_of_its_own_is_no_excuse(tmp_path: Path, part: object) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    with unbroken.Run(tmp_path, model=model, other=part) as run:
+        train(model, optimizer)
+        with pytest.raises(UnsupportedStateError, match="that trains model"):
+            run.step()
+
+
+def test_an_optimizer_that_comes_into_use_later_is_refused_at_its_first_step(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    first, second = torch.optim.Adam(model.parameters()), torch.optim.AdamW(model.parameters())
+    with unbroken.Run(tmp_path, model=model, optimizer=first) as run:
+        for _ in range(3):
+            train(model, first)
+            run.step()
+        train(model, second)
+        with pytest.raises(UnsupportedStateError, match=r"the state of a torch\.optim\.adamw\.AdamW"):
+            run.step()
+
+
+def test_each_optimizer_has_to_have_its_own_scheduler_among_the_parts(tmp_path: Path) -> None:
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizer, second = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    torch.optim.lr_scheduler.StepLR(second, 3)
+    parts = {"model": model, "other": other, "optimizer": optimizer, "second": second}
+    with unbroken.Run(tmp_path, **parts, scheduler=scheduler) as run:
+        train(model, optimizer)
+        with pytest.raises(UnsupportedStateError, match="second: a learning rate scheduler of it"):
+            run.step()
 
 
 def test_what_trains_something_else_or_keeps_no_state_is_left_alone(

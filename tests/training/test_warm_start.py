@@ -88,6 +88,36 @@ class TestSources:
         unbroken.warm_start(again, tmp_path / "run")
         assert equal(tied, again)
 
+    def test_tied_weights_of_which_the_file_has_one_name(self, tmp_path: Path) -> None:
+        tied, again = build(4), build(4)
+        for each in (tied, again):
+            each.get_submodule("head").weight = each.get_submodule("body.0").weight
+        weights = {name: tensor for name, tensor in tied.state_dict().items() if name != "head.weight"}
+        save_file(weights, tmp_path / "model.safetensors")
+        unbroken.warm_start(again, tmp_path / "model.safetensors")
+        assert equal(tied, again)
+
+    @pytest.mark.parametrize("prefix", [None, "", "module.", "module._orig_mod."])
+    def test_a_model_whose_only_child_is_called_as_wrappers_call_theirs(
+        self, tmp_path: Path, prefix: str | None
+    ) -> None:
+        model, again = nn.ModuleDict({"module": build()}), nn.ModuleDict({"module": build()})
+        if prefix is None:
+            save(tmp_path / "run", model=model)
+        else:
+            torch.save({prefix + name: item for name, item in model.state_dict().items()}, tmp_path / "w.pt")
+        unbroken.warm_start(again, tmp_path / ("run" if prefix is None else "w.pt"))
+        assert equal(model, again)
+
+    def test_a_file_of_a_model_with_compiled_layers(self, tmp_path: Path, model: nn.Module) -> None:
+        weights = {
+            name.replace("body.0", "body.0._orig_mod"): item for name, item in model.state_dict().items()
+        }
+        torch.save(weights, tmp_path / "model.pt")
+        again = build()
+        unbroken.warm_start(again, tmp_path / "model.pt")
+        assert equal(model, again)
+
     def test_a_part_is_chosen_by_its_name(self, tmp_path: Path, model: nn.Module) -> None:
         save(tmp_path / "run", teacher=model, student=build())
         again = build()
@@ -147,8 +177,28 @@ class TestStrictness:
 
     def test_code_in_a_file_is_not_run(self, tmp_path: Path, model: nn.Module) -> None:
         torch.save(model, tmp_path / "model.pt")
-        with pytest.raises(DamagedError, match="holds tensors and plain values"):
+        # There is nothing wrong with the file itself.
+        with pytest.raises(UsageError, match="found other objects, which are not loaded"):
             unbroken.warm_start(build(), tmp_path / "model.pt")
+
+    def test_tied_weights_whose_values_differ_in_the_source_are_refused(self, tmp_path: Path) -> None:
+        source = build(4)
+        save(tmp_path / "run", model=source)
+        tied = build(4)
+        tied.get_submodule("head").weight = tied.get_submodule("body.0").weight
+        with pytest.raises(StateMismatchError, match=r"head\.weight: has other values than body\.0\.weight"):
+            unbroken.warm_start(tied, tmp_path / "run")
+        unbroken.warm_start(tied, tmp_path / "run", allow=["head.weight"])
+        assert torch.equal(tied.get_submodule("head").weight, source.get_submodule("body.0").weight)
+
+    def test_a_list_of_names_may_be_given_by_a_generator_and_errors_name_the_call(
+        self, tmp_path: Path, model: nn.Module
+    ) -> None:
+        save(tmp_path / "run", model=model)
+        unbroken.warm_start(build(7), tmp_path / "run", allow=(name for name in ["head.*"]))  # type: ignore[arg-type]
+        for wrong in ("head.*", [1], 3):
+            with pytest.raises(UsageError, match=r"^warm_start: expected a list of names for allow="):
+                unbroken.warm_start(build(7), tmp_path / "run", allow=wrong)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("name", ["nowhere", "file.txt", "nowhere.pt"])
     def test_what_is_no_source_is_refused(self, tmp_path: Path, model: nn.Module, name: str) -> None:

@@ -198,6 +198,37 @@ class TestAllow:
         restore(tmp_path, model=again, scaler=scaler, allow=["optimizer"])
 
 
+class TestTies:
+    def tied(self) -> tuple[nn.Module, nn.Module]:
+        model, other = Net(classes=4), Net(classes=4)
+        other.get_submodule("encoder").weight = model.get_submodule("encoder").weight
+        return model, other
+
+    @pytest.mark.parametrize("choice", [{"fresh": ["other"]}, {"allow": ["other"]}])
+    def test_a_part_that_shared_weights_may_begin_anew_or_be_gone(
+        self, tmp_path: Path, choice: dict[str, Any]
+    ) -> None:
+        model, other = self.tied()
+        save(tmp_path, model=model, other=other)
+        again = Net(classes=4)
+        parts = {"other": Net(classes=4)} if "fresh" in choice else {}
+        restore(tmp_path, model=again, **parts, **choice)
+        assert equal(weights(model), weights(again))
+
+    def test_an_untied_weight_is_refused_whatever_else_is_allowed(self, tmp_path: Path) -> None:
+        def build(*, is_tied: bool, more: bool = False) -> nn.Module:
+            net = Net(classes=4)
+            if is_tied:
+                net.get_submodule("head").weight = net.get_submodule("encoder").weight
+            if more:
+                net.add_module("more", nn.Linear(2, 2))
+            return net
+
+        save(tmp_path, model=build(is_tied=True))
+        with pytest.raises(StateMismatchError, match="tied in the checkpoint, not here"):
+            restore(tmp_path, model=build(is_tied=False, more=True), allow=["model.more.*"])
+
+
 class TestCast:
     def test_another_dtype_is_refused_and_converted_on_request(self, tmp_path: Path) -> None:
         model, _ = saved(tmp_path)

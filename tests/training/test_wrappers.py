@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.frameworks.torch.modules import unwrap
+from unbroken.frameworks.torch.wrappers import unwrap
 
 Wrap: TypeAlias = Callable[[nn.Module], nn.Module]
 

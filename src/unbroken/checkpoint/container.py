@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from unbroken.errors import DamagedError
 from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
 from unbroken.storage.base import PAGE_BYTES
@@ -22,8 +24,7 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a tensor lies in a file: `offset` is from the start of the file."""
 
     dtype: str
@@ -70,7 +71,7 @@ def header_size(first_bytes: bytes | bytearray, file_bytes: int, where: str) -> 
 def parse_header(header: bytes | bytearray, where: str) -> dict[str, Placement]:
     """Return the placements in `header`, which is whole and begins with its length field."""
     try:
-        entries = json.loads(bytes(header[_LENGTH.size :]))
+        entries = msgspec.json.decode(header[_LENGTH.size :])
         entries.pop("__metadata__", None)
         placements = _placements(entries, len(header))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+import msgspec
+
 from unbroken.checkpoint.container import ShardPlan, plan_shard
 from unbroken.errors import UnsupportedStateError
 from unbroken.rundir import layout
@@ -25,8 +27,7 @@ _FEWEST_GATHERED = 4
 _Signature = tuple[list[str], list[tuple[str, tuple[int, ...], bool]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a tensor lies in the image; `index` is its number among all tensors, in their order."""
 
     index: int

@@ -85,10 +85,12 @@ class _Reading:
         first = group[0][1].offset
         self._storage.read_into(self._key, first, piece[: _size(group)])
         for path, entry in group:
-            found = piece[entry.offset - first :][: entry.size_bytes]
+            start = entry.offset - first
+            found = piece[start : start + entry.size_bytes]
             self._judge(path, entry, digest(found))
-            if path in self._into:
-                self._into[path][:] = found
+            target = self._into.get(path)
+            if target is not None:
+                target[:] = found
 
     def _read_large(self, entry: TensorEntry, target: memoryview | None, piece: memoryview) -> str:
         hasher = blake3(max_threads=self._digest_threads)

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "verify": ("unbroken.cli.verify", "verify", "Check every byte of a run's checkpoints."),
     "prune": ("unbroken.cli.prune", "prune", "Delete checkpoints that no policy wants."),
     "pin": ("unbroken.cli.pin", "pin", "Keep a checkpoint from every prune."),
+    "drill": ("unbroken.cli.drill", "drill_command", "Prove that a script resumes bit for bit."),
 }
 
 

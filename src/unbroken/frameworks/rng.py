@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from unbroken.errors import StateMismatchError
+from unbroken.state.handlers import Difference
 
 _PYTHON_WORDS = struct.Struct("<625I")
 _LARGEST_PLAIN_INT = 2**63 - 1
@@ -51,33 +52,47 @@ def restore_global_rng(state: Mapping[str, object]) -> None:
     problems = rng_differences(state)
     if problems:
         raise StateMismatchError(
-            "random generators: " + "; ".join(problems),
+            "random generators: " + "; ".join(map(str, problems)),
             hint="resume with the libraries and devices of the original run, or start a new run directory",
         )
+    restore_present_rng(state)
+
+
+def restore_present_rng(state: Mapping[str, object]) -> None:
+    """Do so for those libraries and devices of `state` that are here; what else is here is left as it is."""
     random.setstate(python_state(state["python"]))
-    if "numpy" in state:
+    if "numpy" in state and _is_installed("numpy"):
         numpy: Any = importlib.import_module("numpy")
         numpy.random.set_state(numpy_state(state["numpy"]))
-    if "torch" in state:
+    if "torch" in state and _is_installed("torch"):
         torch: Any = importlib.import_module("torch")
         torch.set_rng_state(torch_state(state["torch"]))
-        for device, device_state in enumerate(_devices(state)):
+        for device, device_state in enumerate(_devices(state)[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(torch_state(device_state), device)
 
 
-def rng_differences(state: Mapping[str, object]) -> list[str]:
-    """Return why `state` cannot be restored here, a line each; change nothing."""
+def rng_differences(state: Mapping[str, object]) -> list[Difference]:
+    """Return why `state` cannot be restored here as a whole; change nothing."""
     problems = [
-        f"the state has {library}'s, but {library} is not installed here"
+        Difference("unexpected", library, f"the state has {library}'s, but {library} is not installed here")
         for library in ("numpy", "torch")
-        if library in state and importlib.util.find_spec(library) is None
+        if library in state and not _is_installed(library)
     ]
-    torch: Any = sys.modules.get("torch")
     if "cuda" in state:
-        available = 0 if torch is None else torch.cuda.device_count()
-        if available != len(_devices(state)):
-            problems.append(f"the state has {len(_devices(state))} CUDA devices, there are {available} here")
+        saved, here = len(_devices(state)), _device_count()
+        if saved != here:
+            text = f"the state has {saved} CUDA devices, there are {here} here"
+            problems.append(Difference("unexpected" if saved > here else "missing", "cuda", text))
     return problems
+
+
+def _is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
+
+
+def _device_count() -> int:
+    torch: Any = sys.modules.get("torch")
+    return 0 if torch is None else int(torch.cuda.device_count())
 
 
 def _devices(state: Mapping[str, object]) -> Sequence[object]:

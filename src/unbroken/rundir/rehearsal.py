@@ -7,7 +7,7 @@ plan instead of its own, writes down what it has at each step, and dies where th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,12 +54,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     "began" is the state as the first step of a process is about to begin, after a resume from `step` or
     anew; "step" is the state when that step was complete; "killed" is written right before a death.
+    "epoch" is the state as the first step of a later epoch is about to begin, after what the script did
+    between the two. A "began" with `is_between_epochs` was resumed from the end of an epoch's body, and
+    equals the "epoch" of that step; any other equals the "step".
     `components` are digests by name, such as `model/encoder.weight`, `rng/numpy`,
     `found/__main__.augment.rng`; names below `found/` are of objects that are in no part. `batch` is the
-    digest of the batches since the step before, `metrics` and `rates` are the floats as hexadecimal.
+    digest of the batches since the line before, `metrics` and `rates` are the floats as hexadecimal.
+    `notes` say what could not be looked at, or not be put back.
     """
 
-    kind: Literal["began", "step", "killed"]
+    kind: Literal["began", "step", "epoch", "killed"]
     step: int
     process: int = 0
     batch: str | None = None
@@ -67,6 +71,24 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rates: tuple[str, ...] = ()
     gradients: str | None = None
     components: dict[str, str] = {}
+    is_between_epochs: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor of a component: its dtype by the name that safetensors gives it, and its shape."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+class StoredValue(msgspec.Struct, frozen=True):
+    """The value of a component: tagged JSON, as in a manifest, that refers to tensors by their paths."""
+
+    state: Any
+    tensors: tuple[StoredTensor, ...] = ()
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -106,6 +128,27 @@ def encode_line(line: Line) -> bytes:
 def values_key(step: int, component: str) -> str:
     """Return the name of the file, below the directory of values, for a component at a step."""
     return f"{step}/{component.replace('%', '%25').replace('/', '%2F')}"
+
+
+def write_value(path: Path, value: StoredValue, data: Iterable[bytes | memoryview]) -> None:
+    """Write a component: `value` in a line, then the bytes of its tensors, one after the other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(msgspec.json.encode(value) + b"\n")
+        for piece in data:
+            file.write(piece)
+
+
+def read_value(path: Path) -> tuple[StoredValue, dict[str, memoryview]]:
+    """Return what `write_value` wrote: the value, and the bytes of its tensors by path."""
+    content = path.read_bytes()
+    text, end = memoryview(content), content.index(b"\n")
+    value = msgspec.json.decode(text[:end], type=StoredValue)
+    data, start = {}, end + 1
+    for tensor in value.tensors:
+        data[tensor.path] = text[start : start + tensor.size_bytes]
+        start += tensor.size_bytes
+    return value, data
 
 
 def as_json(value: Any) -> Any:

@@ -29,9 +29,15 @@ class Choices:
     horizon: Horizon | None = None
     non_persistent: tuple[str, ...] = ()
 
-    def noted(self) -> dict[str, Any]:
-        """Return what checkpoints note of these choices, so that each is made once, not at every restart."""
-        made = {"fresh": sorted(self.fresh), "rename": {str(old): new for old, new in self.rename.items()}}
+    def noted(self, classes: Mapping[str, str]) -> dict[str, Any]:
+        """Return what checkpoints note of these choices, so that each is made once, not at every restart.
+
+        `classes` are those of the parts: another one that is called the same is another choice.
+        """
+        made = {
+            "fresh": {part: classes[part] for part in sorted(self.fresh)},
+            "rename": {str(old): new for old, new in self.rename.items()},
+        }
         return {key: value for key, value in made.items() if value}
 
     def still_to_rename(self, noted: Mapping[str, Any]) -> dict[Any, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from unbroken.errors import UnsupportedStateError
@@ -35,7 +35,9 @@ class Setting:
     """Something the script set otherwise than the checkpoint: `saved` there, `script` here.
 
     `key` is its name, by which it may be overridden; `where` is what it belongs to inside the part, as
-    `group 0`. With `is_horizon` it is the length of a schedule. `note` replaces the usual text.
+    `group 0`. With `is_horizon` it is the length of a schedule. What `moves` while training runs is no
+    change of the script, and only counts where it is to be overridden. `note` replaces the usual text;
+    with it, what stands at the paths `places` of the state may be otherwise once the state is restored.
     """
 
     key: str
@@ -43,7 +45,9 @@ class Setting:
     script: object
     where: str = ""
     is_horizon: bool = False
+    moves: bool = False
     note: str = ""
+    places: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,6 +61,24 @@ class Setting:
         if script_wins:
             return f"{self.name}: {self.script!r} of the script is used, the checkpoint has {self.saved!r}"
         return f"{self.name}: {self.saved!r} is kept, the script sets {self.script!r}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """What a handler says of the tensors in its states.
+
+    `are_tied`: those of the same memory are one, as weights are; elsewhere that is a coincidence of the
+    moment. `are_streamed`: `restore` takes tensors that are filled later, the live ones where those fit.
+    `are_placed`: `restore` leaves them where they are, so that nothing is to be digested again.
+    `settings` is the pattern of the paths of those that are settings, to be compared before they are set.
+    `below` is the path under which the tensors for the name of a `Difference` stand, if it has any.
+    """
+
+    are_tied: bool = False
+    are_streamed: bool = False
+    are_placed: bool = False
+    settings: str = ""
+    below: str = ""
 
 
 class StateHandler(Protocol):
@@ -89,6 +111,14 @@ class StateHandler(Protocol):
 
 
 @runtime_checkable
+class KnowsTensors(Protocol):
+    """A handler that says more of its tensors than what holds for everybody's."""
+
+    @property
+    def tensor_facts(self) -> TensorFacts: ...
+
+
+@runtime_checkable
 class ComparesSettings(Protocol):
     """A handler whose objects have settings that a restore overwrites: their changes are reported."""
 
@@ -103,6 +133,41 @@ class OverridesSettings(Protocol):
 
     def override(self, value: Any, settings: Sequence[Setting]) -> None:
         """Put `settings`, found by `changed_settings` before, in force once every part is restored."""
+        ...
+
+
+@runtime_checkable
+class ListsSettings(Protocol):
+    """A handler that knows all settings that a script can override, changed or not."""
+
+    def script_settings(self, value: Any) -> list[Setting]:
+        """Return the settings of `value` as the script built it, `saved` being None."""
+        ...
+
+
+@runtime_checkable
+class FollowsCasts(Protocol):
+    """A handler whose objects keep tensors of the same dtype as those of others."""
+
+    def cast_differences(self, value: Any, state: Any, names: Collection[str]) -> list[Difference]:
+        """Return what in `state` follows the tensors `names`, which get other dtypes, or why it cannot."""
+        ...
+
+    def cast(self, value: Any, state: Any, names: Collection[str]) -> object:
+        """Return `state` with the dtypes that `value` has for `names`."""
+        ...
+
+
+@runtime_checkable
+class MovesOthers(Protocol):
+    """A handler whose objects move settings of other parts: one may be restored without the other."""
+
+    def settle(self, value: Any, restored: Collection[str]) -> Callable[[], list[tuple[str, Setting]]]:
+        """Look at `value` before the parts `restored` are; return what makes mover and moved agree.
+
+        It is called once they are restored, whenever they are, and returns the names of parts with the
+        settings that it decided.
+        """
         ...
 
 
@@ -151,6 +216,11 @@ class Renamed:
 
     state: Any
     paths: dict[str, str]
+
+
+def tensor_facts(handler: object) -> TensorFacts:
+    """Return what `handler` says of its tensors."""
+    return handler.tensor_facts if isinstance(handler, KnowsTensors) else TensorFacts()
 
 
 ORDER_MODULE = 10

@@ -202,6 +202,4 @@ def _address(view: memoryview) -> int:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-if hasattr(_LIBC, "pwritev"):
-    _LIBC.pwritev.restype = ctypes.c_ssize_t
 _SYNC_FILE_RANGE_WRITE = 2

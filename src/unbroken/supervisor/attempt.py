@@ -12,11 +12,11 @@ from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import read_heartbeat
 from unbroken.rundir.last_words import read_last_words
+from unbroken.rundir.process_tree import ProcessTree, spawn
 from unbroken.rundir.processes import identify
 from unbroken.rundir.writers import orphaned_writer
 from unbroken.supervisor import evidence, progress
 from unbroken.supervisor.outcome import judge, not_started
-from unbroken.supervisor.process import ProcessTree, spawn
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Ended
 from unbroken.supervisor.stopping import StopWatch

@@ -12,10 +12,10 @@ from unbroken.errors import StorageError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.identity import new_attempt, open_run
 from unbroken.rundir.lock import RunLock
+from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
 from unbroken.supervisor import progress, registry, restart_policy
 from unbroken.supervisor.attempt import run_attempt
-from unbroken.supervisor.process import become_subreaper
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Decision, Ended, RestartPolicy
 from unbroken.supervisor.states import Snapshot, State

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
+from unbroken.rundir.rehearsal import planned
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import Horizon
 from unbroken.state.tree import Encoder, Json, TensorTable
@@ -18,7 +19,13 @@ from unbroken.training.configuration import encode_plain
 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute run directory; the argument and the supervisor's must agree."""
+    """Return the absolute run directory; the argument and the supervisor's must agree.
+
+    A rehearsal never touches either of them: it has a directory of its own.
+    """
+    plan = planned()
+    if plan is not None:
+        return Path(plan.directory).resolve()
     supervised = os.environ.get(layout.RUN_DIR_VARIABLE)
     if given is None and supervised is None:
         raise UsageError(
@@ -48,30 +55,38 @@ def choices(
     *,
     rename: Mapping[Any, str] | None,
     horizon: Horizon | None,
-    fresh: Sequence[str],
-    **patterns: Sequence[str],
+    fresh: Iterable[str],
+    caller: str = "Run",
+    **patterns: Iterable[str],
 ) -> Choices:
     """Return what a script allows a restore to do; `parts` are those that it has."""
-    for keyword, given in {"fresh": fresh, **patterns}.items():
-        # Anything but text in a list: a single text is a list of letters, too.
-        if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-            raise UsageError(
-                f"Run: expected a list of names for {keyword}=, found {given!r}",
-                hint=f'write {keyword}=["..."]',
-            )
-    for name in fresh:
+    names = {keyword: _names(caller, keyword, given) for keyword, given in patterns.items()}
+    parts_anew = _names(caller, "fresh", fresh)
+    for name in parts_anew:
         if name not in parts:
             raise UsageError(
-                f"Run: expected fresh= to name parts, found {name!r}; there are {', '.join(parts)}",
+                f"{caller}: expected fresh= to name parts, found {name!r}; there are {', '.join(parts)}",
                 hint="a part is what you pass to Run by that keyword",
             )
     if horizon not in (None, *get_args(Horizon)):
         raise UsageError(
-            f"Run: expected horizon to be one of {get_args(Horizon)}, found {horizon!r}",
+            f"{caller}: expected horizon to be one of {get_args(Horizon)}, found {horizon!r}",
             hint="'keep' goes on with the old curve, 'stretch' with the new one, 'hold' with the rate of now",
         )
-    named: dict[str, Any] = {keyword: tuple(given) for keyword, given in patterns.items()}
-    return Choices(rename=dict(rename or {}), horizon=horizon, fresh=tuple(fresh), **named)
+    named: dict[str, Any] = dict(names)
+    return Choices(rename=dict(rename or {}), horizon=horizon, fresh=parts_anew, **named)
+
+
+def _names(caller: str, keyword: str, given: Any) -> tuple[str, ...]:
+    """Return the names in a list, or in anything that yields them, which may do so only once."""
+    # A single text is a list of letters, too.
+    names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f"{caller}: expected a list of names for {keyword}=, found {given!r}",
+            hint=f'write {keyword}=["..."]',
+        )
+    return names
 
 
 def plain(value: object, where: str) -> Json:

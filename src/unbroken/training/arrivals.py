@@ -6,19 +6,23 @@ from collections.abc import Collection, Mapping
 
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, address_of
 from unbroken.training.adaptation import AdaptedCheckpoint
+from unbroken.training.part import part_of
 
 
 class Arrivals:
-    """Reads a checkpoint: the tensors of the parts `streamed` when they have a place, all others now.
+    """Reads a checkpoint: the tensors of the parts `streamed` when they have a place, of `others` now.
 
     Raises DamagedError, now and in `land`, naming what is not as it was saved.
     """
 
-    def __init__(self, checkpoint: AdaptedCheckpoint, streamed: Collection[str]) -> None:
+    def __init__(
+        self, checkpoint: AdaptedCheckpoint, streamed: Collection[str], others: Collection[str]
+    ) -> None:
         self._checkpoint = checkpoint
-        self._streamed = {path for path in checkpoint.manifest.tensors if path.partition("/")[0] in streamed}
-        others = checkpoint.manifest.tensors.keys() - self._streamed
-        self._kept: dict[str, LoadedTensor] = dict(checkpoint.load_tensors(others))
+        paths = checkpoint.manifest.tensors
+        self._streamed = {path for path in paths if part_of(path) in streamed}
+        now = [path for path in paths if part_of(path) in others]
+        self._kept: dict[str, LoadedTensor] = dict(checkpoint.load_tensors(now))
 
     def get(self, path: str) -> LoadedTensor:
         """Return the tensor at `path`, its bytes read."""

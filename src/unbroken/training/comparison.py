@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -52,9 +52,9 @@ def is_allowed(part: str, difference: Difference, choices: Choices) -> bool:
     return difference.kind == "dtype" and any(matches(name, choices.cast) for name in names)
 
 
-def begins_fresh(part: str, manifest: Manifest, choices: Choices) -> bool:
-    """Tell whether `part` begins as the script built it: once, not again at every restart."""
-    return part in choices.fresh and part not in manifest.choices.get("fresh", ())
+def begins_fresh(part: str, class_name: str, manifest: Manifest, choices: Choices) -> bool:
+    """Tell whether `part` begins as the script built it: once for each class, not at every restart."""
+    return part in choices.fresh and manifest.choices.get("fresh", {}).get(part) != class_name
 
 
 def part_report(
@@ -63,24 +63,28 @@ def part_report(
     manifest: Manifest,
     live: Mapping[str, TensorSource],
     differences: Sequence[Difference],
+    *,
+    below: str = "",
 ) -> PartReport:
-    """Return the report on a part that differs by `differences`, all allowed."""
-    kept = {path: entry for path, entry in manifest.tensors.items() if path.partition("/")[0] == part}
-    apart = {join(part, difference.name) for difference in differences if difference.kind != "dtype"}
-    matched = {path: entry for path, entry in kept.items() if path not in apart}
+    """Return the report on a part that differs by `differences`, all allowed.
+
+    The tensors for the name of a difference stand `below` that path of the part.
+    """
+    sizes = {
+        path: size_bytes(source.dtype, source.shape) for path, source in live.items() if _is_of(part, path)
+    }
+    kept = {path: entry.size_bytes for path, entry in manifest.tensors.items() if _is_of(part, path)}
+    sizes |= kept
+    apart = _concerned(part, below, (item for item in differences if item.kind != "dtype"), kept)
     differing = {}
     for kind in get_args(DifferenceKind):
-        paths = [join(part, difference.name) for difference in differences if difference.kind == kind]
-        sizes = [
-            kept[path].size_bytes if path in kept else size_bytes(live[path].dtype, live[path].shape)
-            for path in paths
-            if path in kept or path in live
-        ]
-        if paths:
-            differing[kind] = Amount(len(paths), sum(sizes))
+        found = [item for item in differences if item.kind == kind]
+        if found:
+            paths = _concerned(part, below, found, sizes)
+            differing[kind] = Amount(len(paths), sum(sizes[path] for path in paths))
     return PartReport(
         handler=handler,
-        matched=Amount(len(matched), sum(entry.size_bytes for entry in matched.values())),
+        matched=Amount(len(kept) - len(apart), sum(kept[path] for path in kept.keys() - apart)),
         differing=differing,
         allowed=tuple(differences),
     )
@@ -88,8 +92,36 @@ def part_report(
 
 def nothing_matches(part: str, report: PartReport, manifest: Manifest) -> bool:
     """Tell whether the checkpoint has tensors for `part` and none of them would be restored."""
-    has_any = any(path.partition("/")[0] == part for path in manifest.tensors)
+    if any(not difference.name for difference in report.allowed):
+        # The user named the part itself.
+        return False
+    has_any = any(_is_of(part, path) for path in manifest.tensors)
     return has_any and not report.matched.tensors
+
+
+def place_of(part: str, below: str, difference: Difference) -> str:
+    """Return the path at or below which the tensors that `difference` is about stand."""
+    if not difference.name:
+        return part
+    return join(f"{part}/{below}" if below else part, difference.name)
+
+
+def lies_in(path: str, places: Collection[str]) -> bool:
+    """Tell whether `path` is one of `places`, or stands below one."""
+    while path:
+        if path in places:
+            return True
+        path = path.rpartition("/")[0]
+    return False
+
+
+def _is_of(part: str, path: str) -> bool:
+    return path.partition("/")[0] == part
+
+
+def _concerned(part: str, below: str, differences: Iterable[Difference], paths: Iterable[str]) -> set[str]:
+    places = {place_of(part, below, difference) for difference in differences}
+    return {path for path in paths if lies_in(path, places)}
 
 
 def as_json(report: PartReport) -> dict[str, Any]:

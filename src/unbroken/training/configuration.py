@@ -9,12 +9,13 @@ import argparse
 import dataclasses
 import enum
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any
 
-from unbroken.errors import UnsupportedStateError
+from unbroken.errors import UnbrokenError, UnsupportedStateError
 from unbroken.state.readable import readable
 from unbroken.state.tree import Encoder, Json, LeafCodec, TensorTable
 
@@ -75,9 +76,10 @@ class _Plain:
         self._open: list[object] = []
 
     def of(self, value: Any, where: str) -> Any:
-        if _is_model(value):
-            return self.of(value.model_dump(), where)
-        fields = _fields(value)
+        with _asking(value, where):
+            if _is_model(value):
+                value = value.model_dump()
+            fields = _fields(value)
         if fields is None and not _is_sequence(value) and not isinstance(value, AbstractSet):
             return self._leaf(value, where)
         self._check_open(value, where)
@@ -93,10 +95,12 @@ class _Plain:
         }
 
     def _items(self, value: Any, where: str) -> Any:
+        with _asking(value, where):
+            elements = list(value)
         if isinstance(value, AbstractSet):
             kind = set if isinstance(value, set) else frozenset
-            return kind(self._leaf(item, f"{where}, element {item!r:.60}") for item in value)
-        items = [self.of(item, f"{where}[{index}]") for index, item in enumerate(value)]
+            return kind(self._leaf(item, f"{where}, element {item!r:.60}") for item in elements)
+        items = [self.of(item, f"{where}[{index}]") for index, item in enumerate(elements)]
         return tuple(items) if isinstance(value, tuple) else items
 
     def _leaf(self, value: Any, where: str) -> Any:
@@ -122,11 +126,25 @@ class _Plain:
             )
 
 
+@contextmanager
+def _asking(value: object, where: str) -> Iterator[None]:
+    """Say where the value's own code fails: for an item that is missing, or cannot be worked out."""
+    try:
+        yield
+    except UnbrokenError:
+        raise
+    except Exception as error:
+        raise UnsupportedStateError(
+            f"{where}: cannot read this {_kind(value)}: {type(error).__name__}: {error}",
+            hint="set what is missing, or hand in what the script uses of it as a plain dict",
+        ) from error
+
+
 def _fields(value: Any) -> Mapping[Any, Any] | None:
     """Return what an object with named fields consists of; None if it is none."""
     if isinstance(value, Mapping):
         # Also what only behaves like a dict. Items that are worked out when asked for are asked for.
-        return {key: value[key] for key in value}
+        return {key: _item(value, key) for key in value}
     if isinstance(value, type | enum.Enum):
         return None
     if dataclasses.is_dataclass(value):
@@ -138,6 +156,13 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
     if hasattr(type(value), "__attrs_attrs__"):
         return {field.name: getattr(value, field.name) for field in type(value).__attrs_attrs__}
     return None
+
+
+def _item(value: Mapping[Any, Any], key: object) -> Any:
+    try:
+        return value[key]
+    except Exception as error:
+        raise LookupError(f"its item {key!r:.60}: {error}") from error
 
 
 def _is_model(value: object) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from unbroken.errors import UsageError
+from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.python import python_handlers
@@ -51,7 +52,7 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
         found.append(ArrayHandler())
     from unbroken.frameworks.generator_part import GeneratorHandler
 
-    return [*found, GeneratorHandler(), *python_handlers(codecs())]
+    return [*found, GeneratorHandler(), *python_handlers(codecs(), is_elsewhere=is_generator)]
 
 
 def watch(parts: Mapping[str, object]) -> Any:
@@ -82,18 +83,24 @@ def weights(model: object) -> Any:
 
 
 def as_weights(tensors: Mapping[str, LoadedTensor]) -> dict[str, Any]:
-    """Return tensors of a framework by their names in a model, for `weights` to be filled with."""
+    """Return tensors of a framework by their names, for `weights` to be filled with."""
     from unbroken.frameworks.torch import weights as torch_weights
 
-    made = {name: torch_weights.made_of(tensor) for name, tensor in tensors.items()}
-    return torch_weights.without_wrappers(made)
+    return {name: torch_weights.made_of(tensor) for name, tensor in tensors.items()}
 
 
 def read_torch_file(path: Path) -> dict[str, Any]:
-    """Return the tensors in a file of torch.save by their names in a model."""
+    """Return the tensors in a file of torch.save by their names there."""
     from unbroken.frameworks.torch import weights as torch_weights
 
-    return torch_weights.without_wrappers(torch_weights.read_torch_file(path))
+    return torch_weights.read_torch_file(path)
+
+
+def without_wrappers(tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield `tensors` under their names, then without what wrappers have added to these, little by little."""
+    from unbroken.frameworks.torch import weights as torch_weights
+
+    yield from torch_weights.without_wrappers(tensors)
 
 
 def resumable_loader(loader: object) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,22 @@ import msgspec
 
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.manifest import Manifest, PartEntry
-from unbroken.state.handlers import ComparesSettings, KeepsGradients, Setting, StateHandler
+from unbroken.state.choices import matches
+from unbroken.state.handlers import (
+    ComparesSettings,
+    KeepsGradients,
+    ListsSettings,
+    Setting,
+    StateHandler,
+    TensorFacts,
+    tensor_facts,
+)
 from unbroken.state.references import with_references
 from unbroken.state.tensors import LoadedTensor, TensorSource, bytes_of
-from unbroken.state.tree import Decoder, Encoder, TensorTable
+from unbroken.state.tree import Decoder, Encoder, TensorTable, join
 from unbroken.training import families
+from unbroken.training.comparison import lies_in
 from unbroken.training.randomness import RNG_PART
-
-# Tensors of the same memory are tied weights here; elsewhere they are a coincidence of the moment.
-_TYING = frozenset({"torch.module"})
-# Handlers of these names take over tensors that are filled later, their live ones where those fit; the
-# tensors of other parts are read at once and kept until training goes on.
-_STREAMED = frozenset({"torch.module", "torch.optimizer", "torch.tensor"})
-# And these put them in place as they are: what was digested there need not be digested again.
-_PLACED = frozenset({"torch.optimizer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,29 @@ class Part:
     handler: StateHandler
 
     @property
-    def is_streamed(self) -> bool:
-        """True if its tensors may be read when they have a place already."""
-        return self.handler.name in _STREAMED
+    def tensors(self) -> TensorFacts:
+        """What the handler says of the tensors of this part."""
+        return tensor_facts(self.handler)
+
+    def is_setting(self, path: str) -> bool:
+        """Tell whether the tensor at `path` is a setting, to be compared before it is set."""
+        pattern = self.tensors.settings
+        return bool(pattern) and matches(path.partition("/")[2], [pattern])
 
     @property
-    def is_placed(self) -> bool:
-        """True if a restore leaves the tensors where they were read to."""
-        return self.handler.name in _PLACED
+    def class_name(self) -> str:
+        """The class of the object. Without its module: a script is `__main__`, and may be imported."""
+        return type(self.value).__qualname__
 
     def settings(self, state: Any) -> list[Setting]:
         """Return what the script set otherwise than `state`."""
         handler = self.handler
         return handler.changed_settings(self.value, state) if isinstance(handler, ComparesSettings) else []
+
+    def script_settings(self) -> list[Setting]:
+        """Return all settings that the script may override, if that is known."""
+        handler = self.handler
+        return handler.script_settings(self.value) if isinstance(handler, ListsSettings) else []
 
 
 def encode_parts(
@@ -60,7 +72,7 @@ def encode_parts(
     codecs = families.codecs()
     entries = {}
     for part in parts:
-        encoder = Encoder(table, codecs, keep_aliases=part.handler.name in _TYING)
+        encoder = Encoder(table, codecs, keep_aliases=part.tensors.are_tied)
         entries[part.name] = PartEntry(
             handler=part.handler.name,
             type=f"{type(part.value).__module__}.{type(part.value).__qualname__}",
@@ -85,21 +97,25 @@ def unequal(
     manifest: Manifest,
     verified: Mapping[str, int] | None = None,
     inexact: Container[str] = (),
+    excused: Collection[str] = (),
 ) -> list[str]:
-    """Return the parts and tensors whose live state is not what the manifest says, sorted.
+    """Return the places in states, and the tensors, that are not what the manifest says, sorted.
 
     A tensor at the address that is in `verified` for its path was digested there already. Of parts that
-    are `inexact` only the tensors are compared.
+    are `inexact` only the tensors are compared. What stands at or below one of `excused` may differ.
     """
     known = verified or {}
     # Which of its names a tied weight is met under first may have changed with the order of the code.
     first = {alias: path for path, entry in manifest.tensors.items() for alias in entry.aliases}
     wrong = [
-        name
+        place
         for name, entry in entries.items()
         if name not in inexact
-        and _canonical(_known(name, entry.state, manifest), first)
-        != _canonical(manifest.parts[name].state, first)
+        for place in _differing(
+            _renamed(_known(name, entry.state, manifest), first),
+            _renamed(manifest.parts[name].state, first),
+            name,
+        )
     ]
     for path, source in sources.items():
         entry = manifest.tensors.get(first.get(path, path))
@@ -109,7 +125,7 @@ def unequal(
         is_alike = (source.dtype, source.shape) == (entry.dtype, tuple(entry.shape))
         if not is_alike or digest(bytes_of(source)) != entry.digest:
             wrong.append(path)
-    return sorted(wrong)
+    return sorted(place for place in wrong if not lies_in(place, excused))
 
 
 def _state(part: Part, inside_step: bool) -> object:
@@ -126,5 +142,31 @@ def _known(name: str, state: Any, manifest: Manifest) -> Any:
     return {key: item for key, item in state.items() if key in manifest.parts[name].state}
 
 
-def _canonical(encoded: Any, first: Mapping[str, str]) -> bytes:
-    return msgspec.json.encode(with_references(encoded, first) if first else encoded, order="sorted")
+def _differing(mine: Any, theirs: Any, path: str) -> Iterator[str]:
+    """Yield the places at which two encoded states differ, as deep as paths lead."""
+    if _bytes_of(mine) == _bytes_of(theirs):
+        return
+    if _has_names(mine) and _has_names(theirs):
+        for key in mine.keys() | theirs.keys():
+            if key in mine and key in theirs:
+                yield from _differing(mine[key], theirs[key], join(path, key))
+            else:
+                yield join(path, key)
+    elif isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            yield from _differing(one, other, f"{path}/{index}")
+    else:
+        yield path
+
+
+def _renamed(encoded: Any, names: Mapping[str, str]) -> Any:
+    return with_references(encoded, names) if names else encoded
+
+
+def _has_names(encoded: Any) -> bool:
+    return isinstance(encoded, dict) and not any(key.startswith("$") for key in encoded)
+
+
+def _bytes_of(encoded: Any) -> bytes:
+    # The text, not the value: 1 is not 1.0 there.
+    return msgspec.json.encode(encoded, order="sorted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,9 +16,7 @@ from unbroken.state.tree import TensorTable
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
-from unbroken.training.restoration import Restoration, Restored
-
-_OPAQUE = frozenset({"python.state_dict", "python.object"})
+from unbroken.training.restoration import Restoration, Restored, noted_name
 
 
 class Parts:
@@ -46,9 +44,20 @@ class Parts:
             Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
         self._restoration: Restoration | None = None
-        self._choices_made = self._choices.noted()
         # Now rather than at the first save, which may be hours away. Nothing is copied.
         self.encode(TensorTable())
+        # Of the script: what a restore puts in their place is another matter.
+        self._script_settings = {
+            noted_name(part.name, setting): repr(setting.script)
+            for part in self._parts
+            for setting in part.script_settings()
+            if self._choices.overrides(f"{part.name}.{setting.key}")
+        }
+        self._choices_made = self._noted({})
+
+    def __iter__(self) -> Iterator[Part]:
+        """Yield each part with the handler that knows it."""
+        return iter(self._parts)
 
     @property
     def names(self) -> list[str]:
@@ -79,11 +88,6 @@ class Parts:
             for line in part.handler.unkept_changes(part.value)
         ]
 
-    @property
-    def are_opaque(self) -> bool:
-        """True if some part keeps its state itself, so that nobody else knows what is in it."""
-        return any(part.handler.name in _OPAQUE for part in self._parts)
-
     def encode(self, table: TensorTable, *, inside_step: bool = False) -> dict[str, PartEntry]:
         """Return the state of every part; see `encode_parts`."""
         return encode_parts(self._parts, table, inside_step=inside_step)
@@ -99,9 +103,7 @@ class Parts:
         restored = restoration.run()
         self._restoration = restoration
         earlier = checkpoint.manifest.choices.get("override", {})
-        still = {name: value for name, value in earlier.items() if self._choices.overrides(name)}
-        overridden = {**still, **restored.overridden}
-        self._choices_made = {**self._choices.noted(), **({"override": overridden} if overridden else {})}
+        self._choices_made = self._noted({**earlier, **restored.overridden})
         return restored
 
     def restore_again(self) -> None:
@@ -112,6 +114,13 @@ class Parts:
         """
         if self._restoration is not None:
             self._restoration.again()
+
+    def _noted(self, overridden: Mapping[str, str]) -> dict[str, Any]:
+        """Return what checkpoints note of the choices, and of `overridden` what is still asked for."""
+        noted = self._choices.noted({part.name: part.class_name for part in self._parts})
+        still = {name: value for name, value in overridden.items() if self._choices.overrides(_plain(name))}
+        settings = {**self._script_settings, **still}
+        return {**noted, **({"override": settings} if settings else {})}
 
     def forget(self) -> None:
         """Let go of the restored bytes: training moves on from here."""
@@ -124,3 +133,9 @@ class Parts:
         table = TensorTable()
         entries = self.encode(table, inside_step=inside_step)
         return not unequal(entries, table.sources, manifest)
+
+
+def _plain(name: str) -> str:
+    """Return the name by which a setting is overridden, of the one under which that is noted."""
+    part, _, rest = name.partition(".")
+    return f"{part}.{rest.rpartition('.')[2]}"

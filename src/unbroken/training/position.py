@@ -116,7 +116,9 @@ class Position:
     What the script did since it entered the run, such as the part of an epoch's body before its batches,
     was done already: when a pass goes on, all `parts` are put to the checkpoint once more. `at_boundary`
     is called between two batches of a loop that may take steps. `begins_inside_step` is True after a
-    restore of gradients that were gathered for a step, until that step is complete.
+    restore of gradients that were gathered for a step, until that step is complete. `watch`, if it is set,
+    gets the batches of each pass, the identity of its loader's place and whether it is nested in another,
+    and returns what hands them out.
     """
 
     def __init__(self, parts: Parts, at_boundary: Callable[[], None]) -> None:
@@ -132,6 +134,7 @@ class Position:
         self._script: list[int] = []
         self._script_open: frozenset[int] = frozenset()
         self.begins_inside_step = False
+        self.watch: Callable[[Iterator[Any], int, bool], Iterator[Any]] | None = None
         # Set by the first batch since the last step: whether gradients are being gathered by now.
         self._is_gathering: Callable[[], bool] | None = None
 
@@ -148,6 +151,15 @@ class Position:
         waiting = self._script_open.intersection(self._script)
         return (*self._passes, *self._script), tuple(sorted(still_open | waiting))
 
+    def generators(self) -> list[object]:
+        """Return the random generators that the loaders hold."""
+        return [
+            generator
+            for slot in self._slots
+            if slot.batches is not None
+            for generator in slot.batches.generators()
+        ]
+
     @property
     def is_in_pass(self) -> bool:
         """Whether the script stands in the body of a loop over batches."""
@@ -158,6 +170,10 @@ class Position:
         self.begins_inside_step, self._is_gathering = False, None
         for found in self._open():
             found.has_steps = True
+
+    def note_part_of_a_step(self) -> None:
+        """Note that the script counts a step in which no optimizer has moved: more of it is to come."""
+        self._is_gathering = lambda: True
 
     def is_inside_step(self) -> bool:
         """Tell whether gradients are being gathered for a step that is not complete.
@@ -233,7 +249,7 @@ class Position:
         batches = slot.bind(loader)
         if slot.restored is not None:
             self._restore_between(slot, batches)
-        return self._started(slot, batches.iterate(), is_inner=is_inner)
+        return self._started(slot, self._watched(slot, batches.iterate(), is_inner), is_inner=is_inner)
 
     def _play(self, loader: object) -> Iterator[Any]:
         """Begin the next pass of the script: one that was begun before the checkpoint already."""
@@ -248,7 +264,11 @@ class Position:
         batches.restore(slot.restored)
         slot.restored = None
         rest = batches.iterate(inside_epoch=True, after_replay=self._parts.restore_again)
-        return self._started(slot, rest if index in self._script_open else iter(()), is_inner=False)
+        is_open = index in self._script_open
+        return self._started(slot, self._watched(slot, rest, False) if is_open else iter(()), is_inner=False)
+
+    def _watched(self, slot: _Slot, batches: Iterator[Any], is_inner: bool) -> Iterator[Any]:
+        return batches if self.watch is None else self.watch(batches, id(slot), is_inner)
 
     def _started(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
         found = _Pass(slot, batches, self._at_boundary, self._note_batch, is_inner=is_inner)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.generators import HeldGenerators
+from unbroken.frameworks.own_state import keeps_position
+from unbroken.frameworks.reading_again import DrawWatch, told_of_reading
 from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.stream import BY_READING, Stream, left_early
+from unbroken.rundir.tell import tell
 from unbroken.training import families
 
 
@@ -36,31 +40,50 @@ class ResumableBatches(Protocol):
         ...
 
 
-class ReplayedIterable:
-    """Any iterable that gives its items anew each time: a resume reads the consumed ones again.
+class ResumableIterable:
+    """Any iterable that begins anew each time, or that has a `state_dict` of its own.
 
-    Exact if the items depend on nothing but the iterable, the generators it holds and those of the
-    process.
+    One with a state is continued by it. Of any other a resume reads the consumed items again, which is
+    exact if the items depend on nothing but the iterable, the generators it holds and those of the process.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
-        if isinstance(items, Iterator):
+        if isinstance(items, Iterator) and not keeps_position(items):
             raise UnsupportedStateError(
                 f"batches: cannot go back in a {type(items).__name__}, which can be read once only",
-                hint="pass a DataLoader, a list, or an object whose __iter__ starts anew",
+                hint="pass a DataLoader, a list, or an object whose __iter__ starts anew, or give it "
+                "state_dict() and load_state_dict()",
             )
         self._items = items
         self._held = HeldGenerators({"items": items})
-        self._consumed = 0
+        self._stream = Stream(items, self._mark_generators)
         self._start: dict[str, Any] = {}
+        # The pass that is open, by an object of its own.
+        self._open: object = None
         self._restored: dict[str, Any] | None = None
+        self._is_told = isinstance(items, Sequence)
+        self._is_left_told = False
+        self._watch: DrawWatch | None = None
+        # Random states to start a pass with that was gone on with and starts with its first item.
+        self._late: dict[str, Any] | None = None
+        self._was_late: bool | None = False
 
     def state(self) -> dict[str, Any]:
-        return {"consumed": self._consumed, "start": self._start, "generators": self._held.capture()}
+        if self._restored is not None:
+            return {**self._restored, "generators": self._held.capture()}
+        self._say_if_left()
+        return {
+            "consumed": self._stream.count,
+            "is_open": self._open is not None,
+            "start": self._start,
+            "generators": self._held.capture(),
+            "stream": self._stream.position(),
+            "starts_late": self._starts_late(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._held.restore(state["generators"])
-        self._consumed, self._start, self._restored = state["consumed"], state["start"], state
+        self._start, self._restored = state["start"], state
 
     def generators(self) -> list[object]:
         return self._held.objects()
@@ -68,34 +91,117 @@ class ReplayedIterable:
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
     ) -> Iterator[Any]:
-        restored, self._restored = self._restored, None
-        if inside_epoch and restored is not None:
-            iterator = self._replay(restored)
-        else:
-            self._consumed = 0
-            self._start = {"global": capture_global_rng(), "generators": self._held.capture()}
-            iterator = iter(self._items)
+        restored = self._restored
         if after_replay is not None:
+            # First: the iterable may be a part as well, and is put to its position after that, once.
             after_replay()
-        return self._count(iterator)
+        if inside_epoch and restored is not None:
+            if not restored["is_open"]:
+                # For the pass that follows.
+                return iter(())
+            self._go_on(restored)
+        else:
+            self._begin(restored)
+        self._restored, self._open = None, object()
+        return self._deliver(self._open)
 
-    def _replay(self, restored: dict[str, Any]) -> Iterator[Any]:
-        restore_global_rng(self._start["global"])
-        self._held.restore(self._start["generators"])
-        iterator = iter(self._items)
-        for index in range(self._consumed):
-            if next(iterator, self) is self:
-                raise StateMismatchError(
-                    f"batches: expected at least {self._consumed} items, found {index}",
-                    hint="resume with the data that the run began with",
-                )
-        self._held.restore(restored["generators"])
-        return iterator
+    def _begin(self, restored: dict[str, Any] | None) -> None:
+        self._start = self._random_state()
+        if restored is None:
+            self._stream.begin()
+        else:
+            self._stream.begin_after(restored["stream"])
+        if not self._is_told and self._stream.continued_by == BY_READING:
+            tell(told_of_reading(self._items))
+        self._is_told = True
+        # Training draws from the generators of the process, too.
+        is_read_again = self._stream.continued_by == BY_READING
+        # What an earlier pass has told holds for this one.
+        known = self._watch.items_draw if self._watch is not None else False if self._was_late else None
+        self._watch = DrawWatch(self._items, is_read_again=is_read_again, items_draw=known)
+        self._late = None
 
-    def _count(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        for item in iterator:
-            self._consumed += 1
-            yield item
+    def _starts_late(self) -> bool | None:
+        """Tell whether the first item draws what belongs to the start of a pass; None if nobody knows."""
+        if self._watch is None or not self._watch.start_draws:
+            return self._watch is None and self._was_late
+        return None if self._watch.items_draw is None else not self._watch.items_draw
+
+    def _go_on(self, restored: dict[str, Any]) -> None:
+        now = {**self._random_state(), "generators": restored["generators"]}
+        self._put_generators(self._start)
+        self._stream.go_on(restored["stream"])
+        self._was_late = restored["starts_late"]
+        is_anew = self._stream.continued_by != BY_READING
+        self._late = self._random_state() if is_anew and self._was_late else None
+        if is_anew and self._was_late is None:
+            tell(
+                f"batches: {type(self._items).__name__} drew random numbers with its first item. If they "
+                "belong to the start of a pass, they are drawn once more now, and training draws others "
+                "than it would have"
+            )
+        self._put_generators(now)
+
+    def _random_state(self) -> dict[str, Any]:
+        return {"global": capture_global_rng(), "generators": self._held.capture()}
+
+    def _mark_generators(self) -> Callable[[], None]:
+        state = self._random_state()
+        return lambda: self._put_generators(state)
+
+    def _put_generators(self, state: dict[str, Any]) -> None:
+        # A device that was not in use yet when the pass began keeps the state it has.
+        restore_global_rng({**capture_global_rng(), **state["global"]})
+        self._held.restore(state["generators"])
+
+    def _deliver(self, this: object) -> Iterator[Any]:
+        try:
+            while True:
+                if self._open is not this:
+                    raise UsageError(
+                        "batches: expected one pass at a time over an iterable, found an item asked of an "
+                        "earlier one",
+                        hint="pass a second object to read it twice at once",
+                    )
+                self._before_item()
+                try:
+                    item = self._next()
+                except StopIteration:
+                    return
+                self._after_item()
+                # While it waits, this frame must not keep the batch alive.
+                batch = [item]
+                del item
+                yield batch.pop()
+        finally:
+            if self._open is this:
+                self._open = None
+
+    def _say_if_left(self) -> None:
+        if self._open is None and not self._stream.may_be_left and not self._is_left_told:
+            self._is_left_told = True
+            tell(f"batches: {left_early(self._items)}; no resume from this position is possible")
+
+    def _next(self) -> Any:
+        late, self._late = self._late, None
+        if late is None:
+            return next(self._stream)
+        # A generator function starts with its first item: what that draws was drawn before the checkpoint.
+        now = self._random_state()
+        self._put_generators(late)
+        try:
+            return next(self._stream)
+        finally:
+            self._put_generators(now)
+
+    def _before_item(self) -> None:
+        if self._watch is not None:
+            self._watch.before()
+
+    def _after_item(self) -> None:
+        if self._watch is not None:
+            self._watch.after()
+        self._stream.check_moves()
 
 
 def resumable(loader: object) -> ResumableBatches:
@@ -108,9 +214,14 @@ def resumable(loader: object) -> ResumableBatches:
             f"batches: expected a DataLoader or an iterable, found a {type(loader).__name__}",
             hint="pass the loader itself",
         )
-    return ReplayedIterable(loader)
+    return ResumableIterable(loader)
 
 
 def carries_state(state: dict[str, Any]) -> bool:
-    """Tell whether a loader's state matters between two passes: generators or workers of its own."""
-    return bool(state.get("generators")) or state.get("workers_start") is not None
+    """Tell whether a loader's state matters between two passes: generators, workers, a state of its own."""
+    return bool(state.get("generators")) or state.get("workers_start") is not None or _has_own(state)
+
+
+def _has_own(state: dict[str, Any]) -> bool:
+    streams = [state.get("stream"), *(of.get("stream") for of in state.get("workers", {}).values())]
+    return any(stream is not None and stream["object"] is not None for stream in streams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,15 @@ from unbroken.errors import StateMismatchError, UsageError
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import (
     GRADIENTS,
-    ORDER_OPTIMIZER,
     Difference,
+    FollowsCasts,
     HasHorizon,
+    MovesOthers,
     OverridesSettings,
     Setting,
 )
 from unbroken.state.tensors import TensorSource
-from unbroken.state.tree import TensorTable, join
+from unbroken.state.tree import TensorTable
 from unbroken.training.adaptation import adapt
 from unbroken.training.arrivals import Arrivals
 from unbroken.training.comparison import (
@@ -30,7 +31,9 @@ from unbroken.training.comparison import (
     is_allowed,
     nothing_matches,
     part_report,
+    place_of,
 )
+from unbroken.training.idle import idle_patterns, idle_rules, told
 from unbroken.training.part import Part, decode_part, encode_parts, part_of, unequal
 
 _HINT = (
@@ -56,7 +59,8 @@ class Restored:
     """What a restore did: a report on each part, the settings in question, the learning rates.
 
     `learning_rates` are those in force now, `script_learning_rates` those that the script had set.
-    With `inside_step` the gradients of a step that was not complete were restored, too.
+    With `inside_step` the gradients of a step that was not complete were restored, too. `idle` are the
+    patterns of `override` that stand for nothing.
     """
 
     parts: dict[str, PartReport]
@@ -64,15 +68,23 @@ class Restored:
     learning_rates: tuple[float, ...]
     script_learning_rates: tuple[float, ...]
     inside_step: bool
+    idle: tuple[str, ...]
 
     @property
     def overridden(self) -> dict[str, str]:
         """The settings of the script that are in force, as they are noted in checkpoints."""
-        return {
-            f"{found.part}.{found.setting.key}": repr(found.setting.script)
+        won = {
+            noted_name(found.part, found.setting): repr(found.setting.script)
             for found in self.settings
             if found.script_wins and not found.setting.is_horizon
         }
+        # These are told once.
+        return {**won, **dict.fromkeys(self.idle, "")}
+
+
+def noted_name(part: str, setting: Setting) -> str:
+    """Return the name under which checkpoints note that `setting` was overridden."""
+    return ".".join(filter(None, (part, setting.where, setting.key)))
 
 
 class Restoration:
@@ -85,16 +97,25 @@ class Restoration:
         self._all = list(parts)
         self._choices = choices
         rename = choices.still_to_rename(checkpoint.manifest.choices)
-        self._checkpoint = adapt(checkpoint, {part.name: part.handler for part in parts}, rename)
+        handlers = {part.name: part.handler for part in parts}
+        self._checkpoint = adapt(checkpoint, handlers, rename)
+        self._idle_rules = idle_rules(checkpoint, handlers, rename)
         manifest = self._manifest = self._checkpoint.manifest
-        self._wanted = [part for part in parts if not begins_fresh(part.name, manifest, choices)]
+        self._wanted = [
+            part for part in parts if not begins_fresh(part.name, part.class_name, manifest, choices)
+        ]
         self._parts = [part for part in self._wanted if part.name in manifest.parts]
         self._inside_step = any(GRADIENTS in entry.state for entry in _with_keys(manifest))
-        streamed = {part.name for part in self._parts if part.is_streamed}
-        self._arrivals = Arrivals(self._checkpoint, streamed)
-        # What the user wants otherwise than in the checkpoint: parts, and tensors that keep their values.
+        streamed = {part.name for part in self._parts if part.tensors.are_streamed}
+        others = {part.name for part in self._parts} - streamed
+        self._arrivals = Arrivals(self._checkpoint, streamed, others)
+        # What is not as in the checkpoint: parts, of which the user allows that; tensors that get other
+        # dtypes, by name; and places in states, where a setting is the script's or a tensor stays as it is.
         self._inexact: set[str] = set()
-        self._left_alone: set[str] = set()
+        self._cast: set[str] = set()
+        self._excused: set[str] = set()
+        # What is put in force once all is restored and was found equal.
+        self._settle: list[Callable[[], list[tuple[str, Setting]]]] = []
         self._finish: list[Callable[[], None]] = []
 
     def run(self) -> Restored:
@@ -103,38 +124,45 @@ class Restoration:
         live = TensorTable()
         encode_parts(self._all, live)
         reports = self._compare(live.sources)
-        settings, landed = self._put_first()
-        placed = {part.name for part in self._parts if part.is_placed}
-        verified = {path: address for path, address in landed.items() if part_of(path) in placed}
-        wrong = self._unequal(verified)
-        if wrong:
-            raise StateMismatchError(
-                f"step {self._manifest.step} was restored, but read back the live state differs at "
-                f"{', '.join(wrong[:5])}; do not train on with it",
-                hint="the load_state_dict() of that object does not restore what its state_dict() gave",
-            )
+        states, landed = self._land(self._parts)
+        settings = self._settings(states)
+        changed = [f"{found.part}.{found.setting.key}" for found in settings]
+        idle = idle_patterns(self._all, self._choices, self._manifest, changed)
+        said = [SettingInForce("choices", line, False) for line in told(self._all, self._idle_rules, idle)]
+        self._prepare(states, settings)
+        self._put(self._parts, states)
+        self._check_read_back(landed)
+        settled = self._put_in_force()
+        # Of what was decided in the end, nothing else is to be said.
+        decided = {(found.part, found.setting.name) for found in settled}
+        kept = [found for found in settings if (found.part, found.setting.name) not in decided]
         return Restored(
             parts=reports,
-            settings=settings,
+            settings=(*kept, *settled, *said),
             learning_rates=_rates(self._all),
             script_learning_rates=rates,
             inside_step=self._inside_step,
+            idle=tuple(idle),
         )
 
     def again(self) -> None:
         """Put all state to the checkpoint once more."""
-        touched = {part_of(path) for path in self._unequal()} | self._inexact
+        table = TensorTable()
+        entries = encode_parts(self._parts, table, inside_step=self._inside_step)
+        touched = {part_of(path) for path in unequal(entries, table.sources, self._manifest)}
         # What is streamed is read anew, so only where something has changed; it shows in its bytes.
-        parts = [part for part in self._parts if not part.is_streamed or part.name in touched]
+        parts = [part for part in self._parts if not part.tensors.are_streamed or part.name in touched]
         states, _ = self._land(parts)
         self._put(parts, states)
+        self._put_in_force()
 
     def _compare(self, live: Mapping[str, TensorSource]) -> dict[str, PartReport]:
         """Return the report on every part; raise StateMismatchError with all that is not allowed."""
-        manifest, choices = self._manifest, self._choices
+        manifest = self._manifest
+        below = {part.name: part.tensors.below for part in self._all}
         handlers = {name: entry.handler for name, entry in manifest.parts.items()}
         handlers |= {part.name: part.handler.name for part in self._all}
-        found = {part.name: self._differences(part) for part in self._wanted}
+        found = self._all_differences()
         found |= {
             name: [Difference("unexpected", "", "the program lacks this part")]
             for name in manifest.parts
@@ -142,12 +170,13 @@ class Restoration:
         }
         refused, reports = [], dict[str, PartReport]()
         for name, differences in found.items():
-            allowed = [item for item in differences if is_allowed(name, item, choices)]
+            allowed = [item for item in differences if self._is_allowed(name, item)]
             refused += [f"{name}: {item}" for item in differences if item not in allowed]
-            reports[name] = part_report(name, handlers[name], manifest, live, allowed)
+            inside = below.get(name, "")
+            reports[name] = part_report(name, handlers[name], manifest, live, allowed, below=inside)
             if allowed and nothing_matches(name, reports[name], manifest):
                 refused.append(f"{name}: nothing in it fits, so that nothing would be restored")
-            self._note_allowed(name, allowed)
+            self._note_allowed(name, inside, allowed)
         refused = refused or [*self._horizon_differences(), *self._alias_differences()]
         if refused:
             lines = "\n  ".join(refused)
@@ -158,6 +187,31 @@ class Restoration:
         fresh = {part.name: PartReport(handler=part.handler.name, is_fresh=True) for part in self._all}
         return fresh | reports
 
+    def _all_differences(self) -> dict[str, list[Difference]]:
+        """Return the differences of each part that is to be restored, and note what gets other dtypes."""
+        choices = self._choices
+        found = {part.name: self._differences(part) for part in self._wanted}
+        # A part that began anew once and does not fit any more does so again: that is asked for still.
+        unfit = {
+            name
+            for name, differences in found.items()
+            if name in choices.fresh and not all(is_allowed(name, item, choices) for item in differences)
+        }
+        self._wanted = [part for part in self._wanted if part.name not in unfit]
+        self._parts = [part for part in self._parts if part.name not in unfit]
+        self._cast = {
+            f"{name}.{item.name}" if item.name else name
+            for name, differences in found.items()
+            for item in differences
+            if item.kind == "dtype" and name not in unfit and is_allowed(name, item, choices)
+        }
+        for part in self._parts:
+            known = all(item.kind != "other" for item in found[part.name])
+            if isinstance(part.handler, FollowsCasts) and self._cast and known:
+                state = self._described(part)
+                found[part.name] += part.handler.cast_differences(part.value, state, self._cast)
+        return {name: differences for name, differences in found.items() if name not in unfit}
+
     def _differences(self, part: Part) -> list[Difference]:
         entry = self._manifest.parts.get(part.name)
         if entry is None:
@@ -165,15 +219,22 @@ class Restoration:
         if entry.handler != part.handler.name:
             text = f"a {part.handler.name}, the checkpoint holds a {entry.handler}"
             return [Difference("other", "", text)]
-        state = decode_part(entry, self._arrivals.flight({}).get, describes=part.is_streamed)
-        return part.handler.differences(part.value, state)
+        return part.handler.differences(part.value, self._described(part))
 
-    def _note_allowed(self, name: str, allowed: Sequence[Difference]) -> None:
+    def _described(self, part: Part) -> Any:
+        """Return the state to be compared with: the tensors in it may have a dtype and a shape only."""
+        entry, get = self._manifest.parts[part.name], self._arrivals.flight({}).get
+        return decode_part(entry, get, describes=part.tensors.are_streamed)
+
+    def _is_allowed(self, name: str, difference: Difference) -> bool:
+        # What follows a tensor to another dtype is allowed with it.
+        follows = difference.kind == "dtype" and difference.name in self._cast
+        return follows or is_allowed(name, difference, self._choices)
+
+    def _note_allowed(self, name: str, below: str, allowed: Sequence[Difference]) -> None:
         if allowed:
             self._inexact.add(name)
-        self._left_alone |= {join(name, item.name) for item in allowed if item.kind in ("shape", "dtype")}
-        # Optimizers have several tensors for each name.
-        self._left_alone |= {join(f"{name}/state", item.name) for item in allowed if item.kind == "shape"}
+        self._excused |= {place_of(name, below, item) for item in allowed if item.kind in ("shape", "dtype")}
 
     def _horizon_differences(self) -> list[str]:
         if self._choices.horizon is not None:
@@ -192,39 +253,41 @@ class Restoration:
         """Weights tied on one side only would be restored right and then trained apart, or together."""
         table = TensorTable()
         encode_parts(self._parts, table)
-        names = {part.name for part in self._parts} - self._inexact
-        live = {frozenset((path, *others)) for path, others in table.aliases.items() if others}
-        kept = {
-            frozenset((path, *entry.aliases))
-            for path, entry in self._manifest.tensors.items()
-            if entry.aliases
-        }
+        tensors = self._manifest.tensors
+        both = _all_paths(tensors, {path: entry.aliases for path, entry in tensors.items()})
+        both &= _all_paths(table.sources, table.aliases)
+        live = _ties(((path, *others) for path, others in table.aliases.items()), both)
+        kept = _ties(((path, *entry.aliases) for path, entry in tensors.items()), both)
         return [
-            f"{' = '.join(sorted(tied))}: tied {here}"
-            for found, here in (
+            f"{' = '.join(sorted(tied))}: tied {where}"
+            for found, where in (
                 (live - kept, "here, not in the checkpoint"),
                 (kept - live, "in the checkpoint, not here"),
             )
             for tied in found
-            if {part_of(path) for path in tied} & names
         ]
 
-    def _put_first(self) -> tuple[tuple[SettingInForce, ...], dict[str, int]]:
-        """Restore all; return what the script had set otherwise, and where bytes went by path."""
-        states, landed = self._land(self._parts)
-        settings = [
+    def _settings(self, states: Mapping[str, Any]) -> list[SettingInForce]:
+        """Return what the script had set otherwise."""
+        found = [
             SettingInForce(part.name, setting, self._script_wins(part, setting))
             for part in self._parts
             for setting in part.settings(states[part.name])
         ]
-        # What a note says is in force is so on purpose, and not as the checkpoint has it.
-        self._inexact |= {item.part for item in settings if item.setting.note}
+        return [item for item in found if item.script_wins or not item.setting.moves]
+
+    def _prepare(self, states: Mapping[str, Any], settings: Sequence[SettingInForce]) -> None:
+        """Note, of parts as the script built them, what has to be done once all is restored."""
+        self._excused |= {f"{item.part}/{place}" for item in settings for place in item.setting.places}
+        restored = {part.name for part in self._parts}
+        self._settle = [
+            part.handler.settle(part.value, restored)
+            for part in self._all
+            if isinstance(part.handler, MovesOthers)
+        ]
         for part in self._parts:
-            self._prepare_finish(
-                part, states[part.name], [item for item in settings if item.part == part.name]
-            )
-        self._put(self._parts, states)
-        return tuple(settings), landed
+            of_part = [item for item in settings if item.part == part.name]
+            self._prepare_finish(part, states[part.name], of_part)
 
     def _script_wins(self, part: Part, setting: Setting) -> bool:
         if setting.is_horizon:
@@ -232,7 +295,7 @@ class Restoration:
         if not self._choices.overrides(f"{part.name}.{setting.key}"):
             return False
         # Once: what training made of it since is not undone at each restart.
-        noted = self._manifest.choices.get("override", {}).get(f"{part.name}.{setting.key}")
+        noted = self._manifest.choices.get("override", {}).get(noted_name(part.name, setting))
         return bool(noted != repr(setting.script))
 
     def _prepare_finish(self, part: Part, state: Any, settings: Sequence[SettingInForce]) -> None:
@@ -240,9 +303,6 @@ class Restoration:
         handler, how = part.handler, self._choices.horizon
         if how and isinstance(handler, HasHorizon) and any(item.setting.is_horizon for item in settings):
             self._finish.append(handler.with_horizon(part.value, state, how))
-            # The rates stand in the groups of optimizers.
-            self._inexact |= {other.name for other in self._parts if other.handler.order == ORDER_OPTIMIZER}
-            self._inexact.add(part.name)
         chosen = [item.setting for item in settings if item.script_wins and not item.setting.is_horizon]
         if not chosen:
             return
@@ -254,14 +314,18 @@ class Restoration:
             )
         overrides, value = handler, part.value
         self._finish.append(lambda: overrides.override(value, chosen))
-        self._inexact |= {other.name for other in self._parts if other.handler.order == ORDER_OPTIMIZER}
-        self._inexact.add(part.name)
 
     def _land(self, parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, int]]:
         """Return the states of `parts`, every byte read, and the addresses that bytes went to by path."""
         flight = self._arrivals.flight(self._live_tensors())
         states = {part.name: decode_part(self._manifest.parts[part.name], flight.get) for part in parts}
-        return states, flight.land()
+        landed = flight.land()
+        return {part.name: self._converted(part, states[part.name]) for part in parts}, landed
+
+    def _converted(self, part: Part, state: Any) -> Any:
+        if self._cast and isinstance(part.handler, FollowsCasts):
+            return part.handler.cast(part.value, state, self._cast)
+        return state
 
     def _state(self, part: Part) -> Any:
         return decode_part(self._manifest.parts[part.name], self._arrivals.flight({}).get)
@@ -269,38 +333,44 @@ class Restoration:
     def _put(self, parts: Sequence[Part], states: Mapping[str, Any]) -> None:
         for part in sorted(parts, key=lambda part: part.handler.order):
             part.handler.restore(part.value, states[part.name])
+
+    def _put_in_force(self) -> list[SettingInForce]:
+        """Do what the user wants otherwise than in the checkpoint; return the settings that this decided."""
+        settled = [
+            SettingInForce(name, setting, script_wins=True)
+            for settle in self._settle
+            for name, setting in settle()
+        ]
         for finish in self._finish:
             finish()
+        return settled
+
+    def _check_read_back(self, landed: Mapping[str, int]) -> None:
+        placed = {part.name for part in self._parts if part.tensors.are_placed}
+        verified = {path: address for path, address in landed.items() if part_of(path) in placed}
+        table = TensorTable()
+        entries = encode_parts(self._parts, table, inside_step=self._inside_step)
+        sources, manifest = table.sources, self._manifest
+        wrong = unequal(entries, sources, manifest, verified, inexact=self._inexact, excused=self._excused)
+        if wrong:
+            raise StateMismatchError(
+                f"step {manifest.step} was restored, but read back the live state differs at "
+                f"{', '.join(wrong[:5])}; do not train on with it",
+                hint="the load_state_dict() of that object does not restore what its state_dict() gave",
+            )
 
     def _live_tensors(self) -> dict[str, TensorSource]:
         table = TensorTable()
         encode_parts(self._parts, table, inside_step=self._inside_step)
-        streamed = {part.name for part in self._parts if part.is_streamed}
+        streamed = {part.name: part for part in self._parts if part.tensors.are_streamed}
         found = {
             path: source
             for path, source in table.sources.items()
-            # Options of optimizers that are tensors are settings, to be compared before they are set.
-            if part_of(path) in streamed and "/options/" not in path
+            if part_of(path) in streamed and not streamed[part_of(path)].is_setting(path)
         }
         # Where two paths lead to one memory that the checkpoint keeps apart, each gets one of its own.
         places = Counter(source.address for source in found.values())
         return {path: source for path, source in found.items() if places[source.address] == 1}
-
-    def _unequal(self, verified: Mapping[str, int] | None = None) -> list[str]:
-        table = TensorTable()
-        entries = encode_parts(self._parts, table, inside_step=self._inside_step)
-        sources = {path: found for path, found in table.sources.items() if not self._is_left_alone(path)}
-        return unequal(entries, sources, self._manifest, verified, self._inexact)
-
-    def _is_left_alone(self, path: str) -> bool:
-        """Tell whether the tensor at `path` has another value than in the checkpoint, on purpose."""
-        if path in self._left_alone or path.rpartition("/")[0] in self._left_alone:
-            return True
-        if not self._finish or part_of(path) not in self._inexact:
-            return False
-        plans_ahead = {part.name for part in self._parts if isinstance(part.handler, HasHorizon)}
-        # Rates that are tensors.
-        return "/options/" in path or part_of(path) in plans_ahead
 
 
 def _rates(parts: Sequence[Part]) -> tuple[float, ...]:
@@ -309,3 +379,13 @@ def _rates(parts: Sequence[Part]) -> tuple[float, ...]:
 
 def _with_keys(manifest: Manifest) -> list[PartEntry]:
     return [entry for entry in manifest.parts.values() if isinstance(entry.state, dict)]
+
+
+def _all_paths(paths: Iterable[str], aliases: Mapping[str, Iterable[str]]) -> set[str]:
+    return {place for path in paths for place in (path, *aliases.get(path, ()))}
+
+
+def _ties(groups: Iterable[Iterable[str]], known: set[str]) -> set[frozenset[str]]:
+    """Return the groups of paths that are tied, as far as they are `known` on both sides."""
+    found = (frozenset(known.intersection(paths)) for paths in groups)
+    return {tied for tied in found if len(tied) > 1}

@@ -12,6 +12,7 @@ from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import UnbrokenError, UsageError
 from unbroken.rundir.last_words import LastWords
+from unbroken.rundir.rehearsal import planned
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Horizon, StateHandler
 from unbroken.training import resume
@@ -24,6 +25,7 @@ from unbroken.training.full_disk import FullDisk, FullDiskPolicy
 from unbroken.training.parts import Parts
 from unbroken.training.position import Batches, Position
 from unbroken.training.preemption import Requests, StopRequested
+from unbroken.training.rehearsing import AtSteps, rehearsal
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
@@ -96,6 +98,10 @@ class Run:
         **parts: Any,
     ) -> None:
         install_exit_codes()
+        self._plan = plan = planned()
+        if plan is not None:
+            # What is rehearsed is the loop; when to save, and where, is of the plan.
+            save, keep, snapshot, resume = [AtSteps(plan.save_at)], [], [], "auto"
         self.directory = run_directory(directory)
         self._save_policies = policies("save", save)
         self._snapshot_policies = policies("snapshot", snapshot)
@@ -166,10 +172,12 @@ class Run:
             full_disk=self._full_disk,
             beat=self._beat,
         )
+        self._rehearsal = rehearsal(self._plan, self._state, self._saver)
         self._unkept = UnkeptWatch(self._values, parts)
         self._requests = Requests(self.directory)
         try:
             self._begin()
+            self._rehearsal.about_to_begin()
         except BaseException as error:
             self._attempt.say_failed(error, self.step_count, None)
             self._close()
@@ -212,7 +220,9 @@ class Run:
             self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
             self._position.begin_epoch(epoch)
+            self._rehearsal.about_to_begin()
             yield epoch
+            self._rehearsal.at_end_of_body()
             self._position.end_epoch()
             self._log("epoch", epoch=epoch)
             self._at_boundary()
@@ -247,15 +257,18 @@ class Run:
         """
         self._check_entered("step")
         values = numbers(metrics)
+        self._rehearsal.counting()
         self._position.check_whole()
-        self._position.note_step()
+        if self._unkept.is_step_complete():
+            self._position.note_step()
+        else:
+            self._position.note_part_of_a_step()
         self._state.parts.forget()
         self._state.step += 1
         self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
         self._beat("training")
-        if not self._unkept.has_looked:
-            self._unkept.check()
+        self._unkept.check()
         self._when_whole()
 
     def record(self, **metrics: Any) -> None:
@@ -267,6 +280,7 @@ class Run:
         """
         self._check_entered("record")
         values = numbers(metrics)
+        self._rehearsal.evaluating()
         self._log("record", epoch=self._position.epoch, metrics=values)
         self._state.metrics.update(encoded_metrics(values))
         wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
@@ -276,7 +290,7 @@ class Run:
     def save(self) -> None:
         """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
-        self._saves.wanted = True
+        self._saves.wanted = self._plan is None
         self._when_whole()
 
     @contextmanager
@@ -349,6 +363,7 @@ class Run:
     def _at_boundary(self) -> None:
         """Act on what is due where the state is whole: failed saves, requests, policies."""
         self._boundary_due = False
+        self._rehearsal.at_boundary()
         self._saver.raise_failure()
         reason = self._requests.stop_reason()
         if reason is not None:
@@ -359,6 +374,7 @@ class Run:
             self._saves.wanted = True
         if self._saves.take_if_due(*self._state.progress()):
             self._best_recorded = False
+        self._rehearsal.past_boundary()
 
     def _log(self, kind: str, **fields: Any) -> None:
         step, journal = self.step_count, self._attempt.journal
@@ -368,7 +384,7 @@ class Run:
         self._attempt.beat(phase, self.step_count, self._saver.newest_step)
 
     def _close(self) -> None:
-        with closing(self._attempt), closing(self._saver), closing(self._unkept):
+        with closing(self._attempt), closing(self._saver), closing(self._unkept), closing(self._rehearsal):
             self._requests.remove()
 
     def _check_entered(self, method: str) -> None:

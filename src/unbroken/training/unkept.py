@@ -14,20 +14,25 @@ class UnkeptWatch:
     """Looks on while training runs, at `values`, which are the live objects of `parts`."""
 
     def __init__(self, values: Mapping[str, object], parts: Parts) -> None:
-        self.has_looked = False
-        self._told: set[str] = set()
         self._parts = parts
+        self._has_looked = False
+        self._told: set[str] = set()
         self._watch = families.watch(values)
 
+    def is_step_complete(self) -> bool:
+        """Tell whether an optimizer has stepped since this was asked last; True where nobody can know."""
+        return self._watch is None or self._watch.take_stepped()
+
     def check(self) -> None:
-        """Look for the first time, when a step is complete.
+        """Look when the first step is complete, and whenever another optimizer has come into use.
 
         Raises UnsupportedStateError for an optimizer or a scheduler at work that is no part.
         """
-        self.has_looked = True
-        lost = self._lost()
-        # An object that keeps its own state may hold it; nobody else can tell.
-        if lost and not self._parts.are_opaque:
+        if self._has_looked and (self._watch is None or not self._watch.has_news):
+            return
+        self._has_looked = True
+        lost = [text for text, is_certain in self._lost() if is_certain]
+        if lost:
             raise UnsupportedStateError(
                 "not kept: " + "; ".join(lost),
                 hint="pass it to Run by a keyword, such as optimizer= or scheduler=",
@@ -36,7 +41,7 @@ class UnkeptWatch:
 
     def tell(self) -> None:
         """Say what changes and is not kept, each thing once."""
-        for line in (*self._lost(), *self._parts.unkept_changes()):
+        for line in (*(text for text, _ in self._lost()), *self._parts.unkept_changes()):
             if line not in self._told:
                 self._told.add(line)
                 tell(f"not kept: {line}")
@@ -46,5 +51,5 @@ class UnkeptWatch:
         if self._watch is not None:
             self._watch.close()
 
-    def _lost(self) -> list[str]:
+    def _lost(self) -> list[tuple[str, bool]]:
         return [] if self._watch is None else self._watch.lost()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from unbroken.state.handlers import Difference
 from unbroken.state.tensors import HostTensor
 from unbroken.storage.local import LocalStorage
 from unbroken.training import families
-from unbroken.training.adaptation import renaming
+from unbroken.training.adaptation import Rename, renaming
 from unbroken.training.arguments import choices
 from unbroken.training.comparison import Amount, is_allowed
 
@@ -72,16 +72,17 @@ def warm_start(
     Raises StateMismatchError, and changes nothing, if something else differs or nothing matches;
     DamagedError if bytes are not what was saved; UnsupportedStateError for a model of another library.
     """
-    allowed_by = choices({}, rename=rename, horizon=None, fresh=(), allow=allow, cast=cast)
+    allowed_by = choices(
+        {}, caller="warm_start", rename=rename, horizon=None, fresh=(), allow=allow, cast=cast
+    )
     weights = families.weights(model)
     if weights is None:
         raise UnsupportedStateError(
             f"warm_start: expected a torch.nn.Module, found {type(model)}",
             hint="pass the model itself",
         )
-    where, found = _read(source, part)
-    new_name = renaming(allowed_by.rename)
-    found = {new_name(name): tensor for name, tensor in found.items()}
+    where, found, is_foreign = _read(source, part)
+    found = _named(found, weights.tensors, renaming(allowed_by.rename), is_foreign=is_foreign)
     differences = weights.differences(found)
     refused = [item for item in differences if not is_allowed(_MODEL, item, allowed_by)]
     apart = {item.name for item in differences if item.kind != "dtype"}
@@ -100,24 +101,36 @@ def warm_start(
     return report
 
 
-def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tuple[str, dict[str, Any]]:
-    """Return what `source` is called, and the tensors in it by name."""
+def _named(
+    found: dict[str, Any], known: Container[str], new_name: Rename, *, is_foreign: bool
+) -> dict[str, Any]:
+    """Return `found` by new names: those of a foreign file without wrappers, where more are `known` then."""
+    renamed = [
+        {new_name(name): tensor for name, tensor in candidate.items()}
+        for candidate in (families.without_wrappers(found) if is_foreign else (found,))
+    ]
+    return max(renamed, key=lambda names: sum(name in known for name in names))
+
+
+def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tuple[str, dict[str, Any], bool]:
+    """Return what `source` is called, the tensors in it by name, and whether others may have made it."""
     if isinstance(source, Checkpoint):
-        return source.name, _of_checkpoint(source.manifest, source.load_tensors, part)
+        return source.name, _of_checkpoint(source.manifest, source.load_tensors, part), False
     path = Path(source)
     if path.suffix == _SAFETENSORS and path.is_file():
-        return str(path), families.as_weights(_read_safetensors(path))
+        return str(path), families.as_weights(_read_safetensors(path)), True
     if path.suffix in _TORCH_FILES and path.is_file():
-        return str(path), families.read_torch_file(path)
+        return str(path), families.read_torch_file(path), True
     if (path / layout.MANIFEST).is_file():
         # Wherever it was copied to.
         storage, tree = LocalStorage(path.resolve().parent), path.resolve().name
         manifest = read_manifest(storage, tree)
         load = partial(read_tensors, storage, tree, manifest)
-        return str(path), _of_checkpoint(manifest, load, part)
+        return str(path), _of_checkpoint(manifest, load, part), False
     if (path / layout.CHECKPOINTS).is_dir():
         newest = CheckpointStore(path).latest()
-        return f"{path} ({newest.name})", _of_checkpoint(newest.manifest, newest.load_tensors, part)
+        found = _of_checkpoint(newest.manifest, newest.load_tensors, part)
+        return f"{path} ({newest.name})", found, False
     raise UsageError(
         f"warm_start: expected a run, a checkpoint, a {_SAFETENSORS} file or a file of torch.save, "
         f"found {path}{'' if path.exists() else ', which does not exist'}",

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from unbroken.frameworks.torch.iterable_loader import ResumableIterableLoader
 from unbroken.frameworks.torch.loader import ResumableLoader
 from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
+from unbroken.frameworks.torch.stateful_loader import goes_its_own_way
 from unbroken.frameworks.torch.tensors import TensorHandler, TorchCodec
 from unbroken.frameworks.torch.weights import TorchWeights
 from unbroken.state.choices import Choices
@@ -34,9 +36,12 @@ def weights(model: object) -> TorchWeights | None:
     return TorchWeights(model) if isinstance(model, torch.nn.Module) else None
 
 
-def resumable_loader(loader: object) -> ResumableLoader | None:
-    """Return `loader` made resumable, or None if it is not a torch DataLoader."""
-    return ResumableLoader(loader) if isinstance(loader, DataLoader) else None
+def resumable_loader(loader: object) -> ResumableLoader | ResumableIterableLoader | None:
+    """Return `loader` made resumable, or None if it is no DataLoader, or one that keeps its own position."""
+    if not isinstance(loader, DataLoader) or goes_its_own_way(loader):
+        return None
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    return ResumableIterableLoader(loader) if is_stream else ResumableLoader(loader)
 
 
 def environment() -> dict[str, object]:

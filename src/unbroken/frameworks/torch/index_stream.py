@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import torch
+from blake3 import blake3
+from torch.utils.data import BatchSampler
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.rng import plain_torch_state
 
 # In place of a batch of indices: the worker whose turn it is answers without reading anything.
 TAKE_TURN = None
+_CHUNK = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,13 @@ class IndexPlan:
     """How an iteration begins.
 
     Attributes:
-        skip: batches that were consumed; their indices are drawn and dropped.
+        skip_batches: those that were consumed; their indices are drawn and dropped.
+        skip_samples: as many samples were in them. A plain batch sampler cuts what its sampler gives, so
+            that these are dropped there, and the rest may be cut into batches of another size.
+        is_short: whether the last of them had fewer samples than others, which is how a plain batch sampler
+            finds that its sampler has ended.
         skipped_digest: of the indices of those batches.
+        place: epoch and position at which an elastic sampler begins; nothing has to be skipped then.
         turns: workers that answer without reading first, so that the next batch meets its own worker again.
         once_workers_run: given, new workers stand in for ones that lived on from an earlier epoch. Torch's
             first `iter`, which the original iteration did not make, then leaves the sampler alone, and this
@@ -32,8 +40,11 @@ class IndexPlan:
         before_first_draw: called before the first indices are drawn.
     """
 
-    skip: int = 0
+    skip_batches: int = 0
+    skip_samples: int = 0
+    is_short: bool = False
     skipped_digest: bytes | None = None
+    place: tuple[int, int] | None = None
     turns: int = 0
     once_workers_run: Callable[[], None] | None = None
     before_first_draw: Callable[[], None] | None = None
@@ -63,7 +74,7 @@ class IndexSource:
             if self._calls == 1:
                 return iter(())
             self._plan.once_workers_run()
-        self._stream = IndexStream(iter(self._batch_sampler), self._plan)
+        self._stream = IndexStream(self._batch_sampler, self._plan)
         if self._calls == 1:
             # The next thing that torch draws is the base seed of the workers.
             self.base_seed_state = plain_torch_state(self._seed_generator.get_state())
@@ -83,13 +94,16 @@ class IndexSource:
 class IndexStream:
     """The batches of indices of one iteration."""
 
-    def __init__(self, batches: Iterator[Any], plan: IndexPlan) -> None:
-        self._batches = batches
+    def __init__(self, batch_sampler: Any, plan: IndexPlan) -> None:
+        self._is_plain = is_plain(batch_sampler)
+        self._batch_sampler = batch_sampler
+        # Of a plain one nothing happens here: it is a generator function.
+        self._batches = iter(batch_sampler)
         self._plan = plan
         self._turns = plan.turns
         self._is_primed = False
         self._is_closed = False
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = blake3()
         self._in_flight: deque[tuple[bytes, int]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,23 +121,28 @@ class IndexStream:
         return batch
 
     def prime(self) -> None:
-        """Draw and drop the skipped batches, if that has not been done.
+        """Draw and drop what is skipped, if that has not been done.
 
         Raises:
-            StateMismatchError: their indices are not those that were consumed.
+            StateMismatchError: the indices are not those that were consumed.
         """
         if self._is_primed:
             return
         self._is_primed = True
-        if self._plan.before_first_draw is not None:
-            self._plan.before_first_draw()
-        for number in range(self._plan.skip):
-            try:
-                self._draw()
-            except StopIteration:
-                raise _order_error(f"expected {self._plan.skip} batches, found {number}") from None
-        if self._plan.skip and self._digest.digest() != self._plan.skipped_digest:
-            raise _order_error(f"expected the {self._plan.skip} consumed batches, found other indices")
+        plan = self._plan
+        if plan.before_first_draw is not None:
+            plan.before_first_draw()
+        if plan.place is not None:
+            self._batches = self._cut(self._batch_sampler.sampler.iterate_from(*plan.place))
+            return
+        if not plan.skip_batches:
+            return
+        if self._is_plain:
+            self._skip_samples(plan.skip_samples)
+        else:
+            self._skip_batches(plan.skip_batches)
+        if self._digest.digest() != plan.skipped_digest:
+            raise _order_error(f"expected the {plan.skip_batches} consumed batches, found other indices")
 
     def delivered(self) -> tuple[bytes, int]:
         """Return the digest of all indices up to the oldest batch in flight, and that batch's size."""
@@ -133,20 +152,57 @@ class IndexStream:
         """End the stream: no more batches are drawn from the sampler."""
         self._is_closed = True
 
+    def _skip_samples(self, count: int) -> None:
+        indices, left = iter(self._batch_sampler.sampler), count
+        while left:
+            part = list(islice(indices, min(left, _CHUNK)))
+            if not part:
+                raise _order_error(f"expected {count} samples, found {count - left}")
+            self._digest.update(_index_bytes(part))
+            left -= len(part)
+        if self._plan.is_short and next(indices, self) is not self:
+            raise _order_error(f"expected {count} samples, found more")
+        self._batches = self._cut(indices)
+
+    def _cut(self, indices: Iterator[Any]) -> Iterator[Any]:
+        return iter(BatchSampler(indices, self._batch_sampler.batch_size, self._batch_sampler.drop_last))
+
+    def _skip_batches(self, count: int) -> None:
+        for number in range(count):
+            try:
+                self._draw()
+            except StopIteration:
+                raise _order_error(f"expected {count} batches, found {number}") from None
+
     def _draw(self) -> Any:
         batch = next(self._batches)
         if not hasattr(batch, "__len__"):
             batch = list(batch)
-        # With their number, batches of other sizes do not pass for the same ones.
-        self._digest.update(len(batch).to_bytes(8, "little") + _index_bytes(batch))
+        if not self._is_plain:
+            # With their number, batches of other sizes do not pass for the same ones.
+            self._digest.update(len(batch).to_bytes(8, "little"))
+        self._digest.update(_index_bytes(batch))
         return batch
 
 
+def is_plain(batch_sampler: object) -> bool:
+    """Tell whether batches are cut from the order of a sampler, which then does not depend on their size."""
+    return type(batch_sampler) is BatchSampler
+
+
 def _index_bytes(batch: Any) -> bytes:
+    """Return what stands for the indices, each for itself: the same however they are cut into batches."""
     try:
         return array("q", batch).tobytes()
     except (TypeError, OverflowError):
-        return repr([_plain_index(index) for index in batch]).encode()
+        return b"".join(map(_one_index_bytes, batch))
+
+
+def _one_index_bytes(index: object) -> bytes:
+    try:
+        return array("q", (cast("int", index),)).tobytes()
+    except (TypeError, OverflowError):
+        return repr(_plain_index(index)).encode() + b"\0"
 
 
 def _plain_index(index: object) -> object:

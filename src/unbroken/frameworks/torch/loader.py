@@ -13,9 +13,6 @@ their last consumed batch, and the generators of the main process the values of 
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,10 +22,12 @@ from torch.utils.data import DataLoader
 
 from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng, torch_state
+from unbroken.frameworks.rng import torch_state
+from unbroken.frameworks.torch.epoch_start import apply, applying, marking_first_draw, snapshot
 from unbroken.frameworks.torch.index_stream import IndexPlan, IndexSource, IndexStream
-from unbroken.frameworks.torch.loader_checks import check_same_loader, check_supported, fingerprint
-from unbroken.frameworks.torch.worker_side import Envelope, WorkerSide
+from unbroken.frameworks.torch.loader_checks import check_supported, check_wish
+from unbroken.frameworks.torch.order import Order
+from unbroken.frameworks.torch.worker_side import Envelope, WorkerSide, parent_of_workers
 
 _State = dict[str, Any]
 
@@ -71,9 +70,12 @@ class ResumableLoader:
         check_supported(loader)
         self._loader = loader
         self._held = HeldGenerators(_roots(loader))
+        self._order = Order(loader)
+        self._consumed = 0  # samples since this iteration began here
         self._epoch = 0
         self._batches = 0
         self._samples = 0
+        self._is_short = False
         self._digest: bytes | None = None
         self._marks: _State = {}  # random states as the epoch began
         self._workers: dict[int, object] = {}  # random states after each worker's last consumed batch
@@ -114,10 +116,11 @@ class ResumableLoader:
             )
         is_between = self._current is None
         return {
-            "fingerprint": fingerprint(self._loader),
+            **self._order.state(self._consumed),
             "epoch": self._epoch,
             "batches": self._batches,
             "samples": self._samples,
+            "is_short": self._is_short,
             "between_epochs": is_between,
             "index_digest": self._digest,
             "epoch_start": None if is_between else self._marks["start"],
@@ -143,12 +146,13 @@ class ResumableLoader:
                 hint="build the loader anew, then restore it",
             )
         saved = cast("_State", dict(state))
-        if not saved["between_epochs"] or saved["workers_start"] is not None:
-            # Between two epochs a loader may change (another batch size, more data): it begins anew.
-            check_same_loader(saved["fingerprint"], fingerprint(self._loader))
+        self._order.check(saved)
+        saved = self._order.without_cut_off(saved)
         self._held = HeldGenerators(_roots(self._loader))
         self._held.restore(saved["generators"])
+        self._order.restore(saved)
         self._epoch, self._batches, self._samples = saved["epoch"], saved["batches"], saved["samples"]
+        self._is_short = saved["is_short"]
         self._digest, self._workers = saved["index_digest"], dict(saved["workers"])
         self._workers_start, self._workers_lived_on = saved["workers_start"], saved["workers_lived_on"]
         self._restored = saved
@@ -171,37 +175,44 @@ class ResumableLoader:
             StateMismatchError: the sampler's order is not the one that was consumed.
             UsageError: `inside_epoch` without a restored state, or a new epoch while that one is open.
         """
-        _check_wish(self._restored, inside_epoch)
+        check_wish(self._restored, inside_epoch)
         self._leave(self._current)
         self._settle()
         restored = self._restored
         goes_on = restored is not None and inside_epoch and restored["epoch"] > 0
+        is_moved = restored is not None and self._order.is_moved(restored)
         if restored is not None and goes_on:
             if restored["between_epochs"]:
                 self._held.restore(restored["generators"])
-            else:
+            elif not is_moved:
                 self._current = self._go_on(restored)
         if after_replay is not None:
             after_replay()
         if not goes_on:
+            self._epoch += 1
+            self._current = self._begin()
+        elif restored is not None and is_moved and not restored["between_epochs"]:
+            # The global order goes on, but with other shares nothing else can be as it was.
+            self._workers, self._workers_start = {}, None
             self._current = self._begin()
         self._restored = None
         return self._drive(self._current)
 
     def _begin(self) -> _Iteration:
         self._held = held = HeldGenerators(_roots(self._loader))
-        marks: _State = {"start": _snapshot(held)}
+        place = self._order.begin()
+        marks: _State = {"start": snapshot(held)}
         lived_on = self._workers_start is not None
         stand_in = lived_on and self._copy is None
         plan = IndexPlan(
-            once_workers_run=_applying(held, marks["start"]) if stand_in else None,
-            before_first_draw=_marking_first_draw(held, marks) if not self._loader.num_workers else None,
+            place=place,
+            once_workers_run=applying(held, marks["start"]) if stand_in else None,
+            before_first_draw=marking_first_draw(held, marks) if not self._loader.num_workers else None,
         )
         iteration = self._open(plan)
         if self._loader.persistent_workers and not lived_on:
             self._remember_workers_start(marks["start"])
-        self._epoch += 1
-        self._batches, self._samples, self._digest = 0, 0, None
+        self._batches, self._samples, self._is_short, self._digest = 0, 0, False, None
         self._marks, self._workers_lived_on = marks, lived_on
         return iteration
 
@@ -212,26 +223,31 @@ class ResumableLoader:
             marks["first_draw"] = restored["first_draw"]
         is_lazy = not workers and "first_draw" not in marks
         plan = IndexPlan(
-            skip=skip,
+            skip_batches=skip,
+            skip_samples=restored["samples"],
+            is_short=restored["is_short"],
+            place=self._order.go_on(restored),
             skipped_digest=restored["index_digest"],
             turns=skip % workers if workers else 0,
-            once_workers_run=_applying(held, marks["start"]) if restored["workers_lived_on"] else None,
-            before_first_draw=_marking_first_draw(held, marks) if is_lazy else None,
+            once_workers_run=applying(held, marks["start"]) if restored["workers_lived_on"] else None,
+            before_first_draw=marking_first_draw(held, marks) if is_lazy else None,
         )
-        _apply(held, marks["start"])
+        apply(held, marks["start"])
         iteration = self._open(plan)
         if not workers and "first_draw" in marks:
             # Without workers torch draws the order at the first batch, not when the iteration begins.
-            _apply(held, marks["first_draw"])
+            apply(held, marks["first_draw"])
             iteration.indices.prime()
         for _ in range(plan.turns):
             self._record(next(iteration.envelopes))
         # Only now as many indices are drawn in advance as were when the state was taken.
         held.restore(restored["generators"])
+        self._order.after_replay(restored)
         self._marks = marks
         return iteration
 
     def _open(self, plan: IndexPlan) -> _Iteration:
+        self._consumed = 0
         if self._copy is None or not self._loader.persistent_workers:
             self._copy = self._make_copy(stands_in=plan.once_workers_run is not None)
         self._copy.source.begin(plan)
@@ -254,7 +270,7 @@ class ResumableLoader:
             worker_init_fn=loader.worker_init_fn,
             held=None if loader.num_workers else self._held,
             states=self._workers,
-            parent=_parent_of_workers(loader) if loader.num_workers else None,
+            parent=parent_of_workers(loader),
         )
         source = IndexSource(cast("Any", loader.batch_sampler), seed_generator)
         twin = copy.copy(loader)
@@ -295,6 +311,8 @@ class ResumableLoader:
                 self._digest, size = iteration.indices.delivered()
                 self._batches += 1
                 self._samples += size
+                self._consumed += size
+                self._is_short = size < (getattr(self._loader.batch_sampler, "batch_size", None) or 0)
                 # While it waits, this frame must not keep the batch alive.
                 batch = [envelope.batch]
                 del envelope
@@ -309,6 +327,7 @@ class ResumableLoader:
             return
         self._current = None
         iteration.indices.close()
+        self._order.end()
         if not self._loader.persistent_workers:
             self._workers = {}
             return
@@ -343,46 +362,3 @@ def _roots(loader: DataLoader[Any]) -> dict[str, object]:
         "batch_sampler": loader.batch_sampler,
         "sampler": loader.sampler,
     }
-
-
-def _snapshot(held: HeldGenerators) -> _State:
-    return {"global": capture_global_rng(), "generators": held.capture()}
-
-
-def _apply(held: HeldGenerators, snapshot: _State) -> None:
-    # A device that was not in use yet when the epoch began keeps the state it has.
-    restore_global_rng({**capture_global_rng(), **snapshot["global"]})
-    held.restore(snapshot["generators"])
-
-
-def _applying(held: HeldGenerators, snapshot: _State) -> Callable[[], None]:
-    # No reference to the loader: a cycle would keep workers alive until a collection.
-    return lambda: _apply(held, snapshot)
-
-
-def _marking_first_draw(held: HeldGenerators, marks: _State) -> Callable[[], None]:
-    return lambda: marks.update(first_draw=_snapshot(held))
-
-
-def _parent_of_workers(loader: DataLoader[Any]) -> int | None:
-    """Return the process that the workers may die with, None if they must not or cannot be told its death.
-
-    The kernel ties the signal to the thread that starts them: a thread that prepares an iterator and ends
-    would take its workers along. Of a fork server, workers are not even children of this process.
-    """
-    context = loader.multiprocessing_context or multiprocessing
-    is_child = context.get_start_method() in {"fork", "spawn"}
-    return os.getpid() if is_child and threading.current_thread() is threading.main_thread() else None
-
-
-def _check_wish(restored: _State | None, inside_epoch: bool) -> None:
-    if inside_epoch and restored is None:
-        raise UsageError(
-            "loader: expected a restored state to go on from, found none", hint="call restore(state) first"
-        )
-    if restored is not None and not inside_epoch and not restored["between_epochs"]:
-        raise UsageError(
-            f"loader: expected to go on in epoch {restored['epoch']} after batch {restored['batches']}, "
-            "found a new epoch asked for",
-            hint="pass inside_epoch=True; a new epoch would drop the rest of this one",
-        )

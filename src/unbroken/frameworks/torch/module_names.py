@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from unbroken.errors import UsageError
-from unbroken.frameworks.torch.counters import join as dotted
 from unbroken.state.handlers import GRADIENTS, Renamed
 from unbroken.state.tree import Json, join
 
@@ -14,6 +13,11 @@ FLAGS, ATTRIBUTES = "(flags)", "(attributes)"
 # No parameter or buffer can have these names.
 SPECIAL = frozenset({FLAGS, ATTRIBUTES, GRADIENTS})
 _LISTS_OF_PARAMETERS = ("frozen", "graded")
+
+
+def dotted(module: str, name: str) -> str:
+    """Return the full name of what is called `name` on a module."""
+    return f"{module}.{name}" if module and name else module or name
 
 
 def renamed(part: str, state: Mapping[str, Any], rename: Callable[[str], str]) -> Renamed:

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from unbroken.errors import UsageError
+from unbroken.frameworks.generators import is_generator
 from unbroken.frameworks.torch import module_names
-from unbroken.frameworks.torch.counters import Counters, join
+from unbroken.frameworks.torch.counters import Counters
+from unbroken.frameworks.torch.frozen import frozen_settings, override_frozen, script_frozen
 from unbroken.frameworks.torch.gradients import (
     graded,
     gradient_differences,
     gradients,
     restore_gradients,
 )
-from unbroken.frameworks.torch.module_names import ATTRIBUTES, FLAGS, SPECIAL
+from unbroken.frameworks.torch.module_checks import check_complete, check_methods
+from unbroken.frameworks.torch.module_names import ATTRIBUTES, FLAGS, SPECIAL, dotted
 from unbroken.frameworks.torch.tensors import overlapping, overlaps_itself, tensor_differences
+from unbroken.frameworks.torch.wrappers import Place, canonical, places_of, unwrap
 from unbroken.state.choices import Choices, matches
-from unbroken.state.handlers import GRADIENTS, ORDER_MODULE, Difference, Renamed
+from unbroken.state.handlers import GRADIENTS, ORDER_MODULE, Difference, Renamed, Setting, TensorFacts
 
-# Attributes in which wrappers keep the user's module, and the classes that keep it in `module`: any class
-# may call its child so, hence these go by their names.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_PARALLEL = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEngine"})
 _EXTRA_STATE = "_extra_state"
-
-
-class Place(NamedTuple):
-    """A module inside another: `key` is what torch calls it, `name` what it is without its wrappers."""
-
-    name: str
-    key: str
-    module: nn.Module
-    is_wrapper: bool
 
 
 class ModuleHandler:
@@ -50,11 +41,12 @@ class ModuleHandler:
 
     name = "torch.module"
     order = ORDER_MODULE
+    tensor_facts = TensorFacts(are_tied=True, are_streamed=True)
 
     def __init__(self, parts: Mapping[str, object] | None = None, choices: Choices | None = None) -> None:
         self._parts = {} if parts is None else parts
         self._non_persistent = () if choices is None else choices.non_persistent
-        self._counters = Counters()
+        self._counters = Counters(self._is_known)
         check_non_persistent(self._parts, self._non_persistent)
 
     def accepts(self, value: object) -> bool:
@@ -64,9 +56,11 @@ class ModuleHandler:
         places = places_of(value)
         names = {place.key: place.name for place in places}
         modules, parameters = _modules(places), _parameters(places)
+        check_methods(self._part(value), value, places)
         # Not detached: what is frozen shows only on the parameters themselves.
         live = unwrap(value).state_dict(keep_vars=True)
-        tensors = {_canonical(key, names): item for key, item in live.items()}
+        tensors = {canonical(key, names): item for key, item in live.items()}
+        check_complete(self._part(value), parameters, tensors)
         is_kept = self._is_kept(value)
         tensors |= {name: buffer for name, buffer in _non_persistent(modules) if is_kept(name)}
         flags = {
@@ -93,8 +87,9 @@ class ModuleHandler:
         ]
         places = places_of(value)
         buffers = dict(_non_persistent(_modules(places)))
+        unmade = {name for name, _, _ in _unmade(_modules(places))}
         for name in state:
-            if name in theirs - mine:
+            if name in theirs - mine - unmade:
                 text = (
                     "the model keeps it only by non_persistent=" if name in buffers else "the model lacks it"
                 )
@@ -117,6 +112,9 @@ class ModuleHandler:
         modules, parameters = _modules(places), _parameters(places)
         _load(unwrap(value), places, state)
         _load_non_persistent(modules, state, self._is_kept(value))
+        for name, module, leaf in _unmade(modules):
+            if name in state:
+                module._buffers[leaf] = _filled(None, state[name], module)
         flags = state.get(FLAGS, {})
         frozen, evaluating = set(flags.get("frozen", ())), set(flags.get("evaluating", ()))
         for name, parameter in parameters:
@@ -127,6 +125,15 @@ class ModuleHandler:
         self._counters.restore(modules, state.get(ATTRIBUTES, {}))
         restore_gradients(parameters, flags, state.get(GRADIENTS, {}))
 
+    def script_settings(self, value: Any) -> list[Setting]:
+        return script_frozen(_parameters(places_of(value)))
+
+    def changed_settings(self, value: Any, state: Any) -> list[Setting]:
+        return frozen_settings(_parameters(places_of(value)), state)
+
+    def override(self, value: Any, settings: Sequence[Setting]) -> None:
+        override_frozen(_parameters(places_of(value)), settings)
+
     def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
         return module_names.renamed(part, state, rename)
 
@@ -135,13 +142,16 @@ class ModuleHandler:
         part = self._part(value)
         modules = _modules(places_of(value))
         return [
-            f"{join(part, name)}: {text} that changes and is not kept"
+            f"{dotted(part, name)}: {text} that changes and is not kept"
             for name, text in self._counters.unkept(modules, self._is_kept(value))
         ]
 
+    def _is_known(self, value: object) -> bool:
+        return is_generator(value) or any(value is part for part in self._parts.values())
+
     def _is_kept(self, value: nn.Module) -> Callable[[str], bool]:
         part, patterns = self._part(value), self._non_persistent
-        return lambda name: bool(patterns) and matches(join(part, name), patterns)
+        return lambda name: bool(patterns) and matches(dotted(part, name), patterns)
 
     def _part(self, value: nn.Module) -> str:
         return next((name for name, other in self._parts.items() if other is value), "")
@@ -153,7 +163,7 @@ def check_non_persistent(parts: Mapping[str, object], patterns: Iterable[str]) -
     if not patterns:
         return
     known = [
-        join(part, name)
+        dotted(part, name)
         for part, value in parts.items()
         if isinstance(value, nn.Module)
         for name, _ in _non_persistent(_modules(places_of(value)))
@@ -164,13 +174,6 @@ def check_non_persistent(parts: Mapping[str, object], patterns: Iterable[str]) -
                 f"non_persistent: expected the name of a non-persistent buffer, found {pattern!r}",
                 hint=f"there are {', '.join(known)}" if known else "no module has a non-persistent buffer",
             )
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """Return the user's own module inside torch.compile and data-parallel wrappers."""
-    while (inner := _wrapped(module)) is not None:
-        module = inner
-    return module
 
 
 def parameter_names(parts: Mapping[str, object]) -> dict[int, str]:
@@ -192,47 +195,6 @@ def _tensors(value: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((str(key), item) for key, item in items if isinstance(item, torch.Tensor))
 
 
-def places_of(module: nn.Module) -> list[Place]:
-    """Return every place of a module in the tree below `module`, outer ones first."""
-    found: list[Place] = []
-    while (inner := _wrapped(module)) is not None:
-        found.append(Place("", "", module, True))
-        module = inner
-    _walk(module, "", "", found)
-    return found
-
-
-def _walk(module: nn.Module, name: str, key: str, found: list[Place]) -> None:
-    wrapped = _wrapped(module)
-    found.append(Place(name, key, module, wrapped is not None))
-    for segment, child in module._modules.items():
-        if child is not None:
-            inside = f"{key}.{segment}" if key else segment
-            _walk(child, name if child is wrapped else join(name, segment), inside, found)
-
-
-def _wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module that `module` wraps, if it is a wrapper."""
-    children = module._modules
-    for attribute in _WRAPPERS:
-        if attribute in children:
-            return children[attribute]
-    if "module" in children and any(cls.__name__ in _PARALLEL for cls in type(module).__mro__):
-        return children["module"]
-    return None
-
-
-def _canonical(key: str, names: Mapping[str, str]) -> str:
-    """Return the name of an entry of a state_dict without what wrappers add."""
-    place, _, leaf = key.rpartition(".")
-    inside = [leaf]
-    while place not in names:
-        place, _, segment = place.rpartition(".")
-        inside.append(segment)
-    below = ".".join(segment for segment in reversed(inside) if segment not in _WRAPPERS)
-    return join(names[place], below)
-
-
 def _modules(places: Iterable[Place]) -> list[tuple[str, nn.Module]]:
     """Return each of the user's own modules once, by its first name."""
     seen: dict[int, tuple[str, nn.Module]] = {}
@@ -248,14 +210,24 @@ def _parameters(places: Iterable[Place]) -> list[tuple[str, nn.Parameter]]:
     for place in places:
         for leaf, parameter in place.module._parameters.items():
             if parameter is not None:
-                seen.setdefault(id(parameter), (join(place.name, leaf), parameter))
+                seen.setdefault(id(parameter), (dotted(place.name, leaf), parameter))
     return list(seen.values())
 
 
 def _non_persistent(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor | None]]:
     for name, module in modules:
         for leaf in sorted(module._non_persistent_buffers_set):
-            yield join(name, leaf), module._buffers.get(leaf)
+            yield dotted(name, leaf), module._buffers.get(leaf)
+
+
+def _unmade(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module, str]]:
+    """Return the buffers that their modules are still to make, when they see the first batch."""
+    return [
+        (dotted(name, leaf), module, leaf)
+        for name, module in modules
+        for leaf, buffer in module._buffers.items()
+        if buffer is None and leaf not in module._non_persistent_buffers_set
+    ]
 
 
 def _load(module: nn.Module, places: Iterable[Place], state: Mapping[str, Any]) -> None:
@@ -274,7 +246,7 @@ def _load(module: nn.Module, places: Iterable[Place], state: Mapping[str, Any]) 
     # Old layouts are converted by the versions that stand there.
     loaded._metadata = getattr(live, "_metadata", None)  # type: ignore[attr-defined]
     for key, item in live.items():
-        name = _canonical(key, names)
+        name = canonical(key, names)
         if name not in state:
             continue
         saved = state[name]
@@ -291,7 +263,7 @@ def _load_non_persistent(
 ) -> None:
     for name, module in modules:
         for leaf in module._non_persistent_buffers_set:
-            full = join(name, leaf)
+            full = dotted(name, leaf)
             if full in state and is_kept(full):
                 module._buffers[leaf] = _filled(module._buffers.get(leaf), state[full], module)
 
@@ -323,7 +295,7 @@ def _attribute_differences(
 ) -> list[Difference]:
     known = {name for name, _ in modules}
     return [
-        Difference("unexpected", join(name, attribute), "the model lacks the module that it counts for")
+        Difference("unexpected", dotted(name, attribute), "the model lacks the module that it counts for")
         for name, attributes in saved.items()
         if name not in known
         for attribute in attributes

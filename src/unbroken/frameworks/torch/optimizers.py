@@ -8,14 +8,27 @@ into `optimizer.state` and `optimizer.param_groups` directly, the two documented
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.frameworks.torch.class_names import class_differences, class_name, moved_class
 from unbroken.frameworks.torch.modules import parameter_names
+from unbroken.frameworks.torch.optimizer_state import (
+    beside_differences,
+    beside_parameters,
+    cast_differences,
+    cast_entries,
+    changed_counts,
+    placed_entries,
+    restore_others,
+    restore_own,
+    shape_differences,
+)
 from unbroken.frameworks.torch.param_groups import (
     FLAVOURS,
     added_group_differences,
@@ -24,23 +37,16 @@ from unbroken.frameworks.torch.param_groups import (
     group_differences,
     group_name,
     options_of,
+    options_set_by_script,
     parameters_by_name,
-    placed,
     put_base_rate,
     put_option,
     put_options,
     rate_for_base,
 )
-from unbroken.state.handlers import ORDER_OPTIMIZER, Difference, Renamed, Setting
+from unbroken.frameworks.torch.schedule_settings import follow
+from unbroken.state.handlers import ORDER_OPTIMIZER, Difference, Renamed, Setting, TensorFacts
 from unbroken.state.tree import join
-
-# Counts of steps, which stay on the host unless the flavour needs them beside the parameter.
-_STEP = "step"
-# In the optimizers of torch these have one element for each of the parameter's.
-_LIKE_PARAMETER = frozenset(
-    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"}
-    | {"acc_delta", "sum", "prev", "step_size", "ax", "variance"}
-)
 
 
 class OptimizerHandler:
@@ -52,6 +58,9 @@ class OptimizerHandler:
 
     name = "torch.optimizer"
     order = ORDER_OPTIMIZER
+    tensor_facts = TensorFacts(
+        are_streamed=True, are_placed=True, settings="groups/*/options/*", below="state"
+    )
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         self._parts = parts
@@ -76,24 +85,25 @@ class OptimizerHandler:
                 for parameter in group["params"]
                 if parameter in value.state
             },
+            **beside_parameters(value),
         }
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         live: Any = self.state(value)
-        if live["class"] != state["class"]:
-            text = f"class {live['class']}, the checkpoint has class {state['class']}"
-            return [Difference("other", "", text)]
+        others = class_differences(value, state["class"])
+        if others:
+            return others
         if len(live["groups"]) > len(state["groups"]):
             text = f"{len(live['groups'])} parameter groups, the checkpoint has {len(state['groups'])}"
             return [Difference("other", "", text)]
-        found = []
+        found = beside_differences(live, state)
         for index, (mine, saved) in enumerate(zip(live["groups"], state["groups"], strict=False)):
             found += group_differences(index, mine, saved)
         available = parameters_by_name(self._parts)
         found += added_group_differences(live["groups"], state["groups"], available)
         for name, entries in state["state"].items():
             if name in available:
-                found += _shape_differences(value, name, available[name], entries)
+                found += shape_differences(value, name, available[name], entries)
         return found
 
     def restore(self, value: Any, state: Any) -> None:
@@ -107,20 +117,51 @@ class OptimizerHandler:
             kept = {name: mine[name] for name in saved["params"] if name in mine}
             group["params"] = list((kept | mine).values())
             put_options(group, saved["options"])
+        restore_own(value, state)
         self._restore_state(value, state)
         # As torch ends its own loading: counts that older releases kept as numbers become tensors.
         value.__setstate__({"state": value.state, "param_groups": value.param_groups})
+        restore_others(value, state)
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
-        found = []
+        found = moved_class(value, state["class"])
         has_schedule = any(self._schedulers_of(value))
         for index, (group, saved) in enumerate(zip(value.param_groups, state["groups"], strict=False)):
             settings = changed_options(index, group, saved["options"])
-            # Without a base rate, as ReduceLROnPlateau leaves it, the present one is no setting.
-            is_moved = has_schedule and "initial_lr" not in group
-            found += [setting for setting in settings if setting.key != "lr" or not is_moved]
+            # Without a base rate, as ReduceLROnPlateau leaves it, the present one is not the script's.
+            moves = has_schedule and "initial_lr" not in group
+            found += [
+                dataclasses.replace(setting, moves=moves and setting.key == "lr") for setting in settings
+            ]
         found += added_group_settings(len(value.param_groups), state["groups"])
-        return found + _changed_counts(value, state["state"])
+        return found + changed_counts(value, state["state"])
+
+    def script_settings(self, value: Any) -> list[Setting]:
+        # These take no notice of the rate that an optimizer is built with.
+        is_deaf = any(isinstance(one, OneCycleLR | CyclicLR) for one in self._schedulers_of(value))
+        return [
+            Setting(key, None, item, where=group_name(index))
+            for index, group in enumerate(value.param_groups)
+            for key, item in options_set_by_script(group).items()
+            if not (is_deaf and key == "lr")
+        ]
+
+    def cast_differences(self, value: Any, state: Any, names: Collection[str]) -> list[Difference]:
+        available = parameters_by_name(self._parts)
+        return [
+            difference
+            for name, entries in state["state"].items()
+            if name in names and name in available
+            for difference in cast_differences(value, name, available[name], entries)
+        ]
+
+    def cast(self, value: Any, state: Any, names: Collection[str]) -> object:
+        available = parameters_by_name(self._parts)
+        kept = {
+            name: cast_entries(entries, available[name]) if name in names and name in available else entries
+            for name, entries in state["state"].items()
+        }
+        return {**state, "state": kept}
 
     def override(self, value: Any, settings: Sequence[Setting]) -> None:
         """Put `settings` in force; a base learning rate takes the present one and the schedulers along."""
@@ -132,7 +173,7 @@ class OptimizerHandler:
             if where in rates:
                 put_base_rate(group, rates[where], present[where])
                 for scheduler in self._schedulers_of(value):
-                    _follow(scheduler, index, rates[where], present[where])
+                    follow(scheduler, index, rates[where], present[where])
         for setting in settings:
             group = groups.get(setting.where, {})
             if setting.key in group and setting.key not in FLAVOURS | {"lr", "params"}:
@@ -166,8 +207,8 @@ class OptimizerHandler:
             for parameter in group["params"]:
                 name = names[id(parameter)]
                 entries = saved.get(name)
-                if entries is not None and not _shape_differences(optimizer, name, parameter, entries):
-                    restored[parameter] = _placed_entries(entries, parameter, on_device)
+                if entries is not None and not shape_differences(optimizer, name, parameter, entries):
+                    restored[parameter] = placed_entries(entries, parameter, on_device)
                 elif parameter in optimizer.state and (entries is not None or name not in known):
                     # The user allows that it differs: what the optimizer made stays.
                     restored[parameter] = optimizer.state[parameter]
@@ -195,38 +236,6 @@ class OptimizerHandler:
         return names
 
 
-def class_name(value: object) -> str:
-    """Return the full name of the class of `value`."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _is_of_torch(optimizer: object) -> bool:
-    return type(optimizer).__module__.partition(".")[0] == "torch"
-
-
-def _shape_differences(
-    optimizer: torch.optim.Optimizer, name: str, parameter: torch.Tensor, entries: Mapping[str, Any]
-) -> list[Difference]:
-    """Return which saved tensors of a parameter do not have the shape that this optimizer gives them."""
-    made = optimizer.state.get(parameter, {})
-    found = []
-    for key, item in entries.items():
-        like = parameter if _is_of_torch(optimizer) and key in _LIKE_PARAMETER else made.get(key)
-        if isinstance(item, torch.Tensor) and isinstance(like, torch.Tensor) and item.shape != like.shape:
-            text = f"{key} has shape {tuple(item.shape)} in the checkpoint, here {tuple(like.shape)}"
-            found.append(Difference("shape", name, text))
-    return found
-
-
-def _changed_counts(optimizer: object, saved: Mapping[str, Mapping[str, Any]]) -> list[Setting]:
-    """Return a line if counts that older releases of torch kept as numbers become tensors."""
-    keeps_numbers = isinstance(optimizer, torch.optim.SparseAdam) or not _is_of_torch(optimizer)
-    if keeps_numbers or not any(isinstance(entries.get(_STEP), int | float) for entries in saved.values()):
-        return []
-    note = "step: a tensor here, the checkpoint has numbers, their values are kept"
-    return [Setting("type of step", "number", "Tensor", note=note)]
-
-
 def _add_group(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], available: Mapping[str, torch.Tensor]
 ) -> None:
@@ -241,13 +250,6 @@ def _override_option(group: dict[str, Any], key: str, script: Any) -> None:
     put_option(group, key, script)
 
 
-def _follow(scheduler: Any, index: int, base: float, present: float) -> None:
-    """Let a scheduler reckon with another base rate of the group at `index`."""
-    for rates, rate in ((getattr(scheduler, "base_lrs", []), base), (scheduler._last_lr, present)):
-        if index < len(rates):
-            rates[index] = placed(rate, rates[index])
-
-
 def _references(encoded: Any) -> Iterator[str]:
     """Yield the paths of the tensors in an encoded value."""
     if isinstance(encoded, list):
@@ -259,25 +261,3 @@ def _references(encoded: Any) -> Iterator[str]:
         else:
             for item in encoded.values():
                 yield from _references(item)
-
-
-def _place(item: Any, parameter: torch.Tensor) -> Any:
-    """Return a state entry on the device where the optimizer would have made it, in its own dtype."""
-    if type(item) in (list, tuple):
-        return type(item)(_place(element, parameter) for element in item)
-    if type(item) is dict:
-        return {name: _place(element, parameter) for name, element in item.items()}
-    if not isinstance(item, torch.Tensor):
-        return copy.deepcopy(item)
-    # Taken over, not copied, where it is there already: it was loaded for this and belongs to nobody else.
-    return item.to(device=parameter.device)
-
-
-def _placed_entries(entries: Mapping[str, Any], parameter: torch.Tensor, on_device: bool) -> dict[str, Any]:
-    placed_ones = {key: _place(item, parameter) for key, item in entries.items() if key != _STEP}
-    if _STEP not in entries:
-        return placed_ones
-    step = copy.deepcopy(entries[_STEP])
-    if isinstance(step, torch.Tensor):
-        step = step.to(parameter.device, torch.float32) if on_device else step.to("cpu")
-    return {key: placed_ones.get(key, step) for key in entries}

@@ -12,13 +12,16 @@ from torch import nn
 
 from unbroken.frameworks.torch.modules import parameter_names
 from unbroken.state.handlers import Difference, Setting
+from unbroken.state.tree import join
 
 # How the arithmetic is carried out on this machine: the script's business, never the checkpoint's.
 FLAVOURS = frozenset({"fused", "foreach", "capturable", "differentiable"})
 # `param_names` is a copy of names that torch keeps for its own loader.
 NOT_OPTIONS = frozenset({"params", "param_names"})
 # Schedulers write these into the groups, and need not have been built in the same order.
-_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"})
+OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"})
+
+_FEW = 4
 
 
 def group_name(index: int) -> str:
@@ -43,10 +46,7 @@ def group_differences(index: int, live: Mapping[str, Any], saved: Mapping[str, A
         Difference("unexpected", name, f"{where}: the optimizer lacks parameter {name}")
         for name in sorted(theirs - mine)
     ]
-    unknown = set(saved["options"]) - set(live["options"]) - _OF_SCHEDULERS - FLAVOURS
-    return found + [
-        Difference("other", where, f"the optimizer lacks option {key}") for key in sorted(unknown)
-    ]
+    return found
 
 
 def parameters_by_name(parts: Mapping[str, object]) -> dict[str, torch.Tensor]:
@@ -97,28 +97,70 @@ def changed_options(index: int, live: Mapping[str, Any], saved: Mapping[str, Any
     """Return the options that the script set otherwise than the checkpoint has them."""
     where = group_name(index)
     mine, theirs = _set_by_script(live), _set_by_script(saved)
-    if "max_momentum" in mine or "max_momentum" in theirs:
+    if "max_momentum" in mine:
         # Momentum goes up and down with the rate there.
         mine, theirs = _without_momentum(mine), _without_momentum(theirs)
     found = []
     for key in mine:
         if key in theirs and mine[key] != theirs[key]:
             setting = Setting(key, theirs[key], mine[key], where=where)
-            note = setting.text(script_wins=True) if key in FLAVOURS else ""
-            found.append(dataclasses.replace(setting, note=note))
-    return found + _changed_types(where, live, saved)
+            if key in FLAVOURS:
+                note, places = setting.text(script_wins=True), (_place_of(index, key),)
+                setting = dataclasses.replace(setting, note=note, places=places)
+            found.append(setting)
+    return [*found, *_on_one_side(index, live, saved), *_changed_types(index, live, saved)]
 
 
-def _changed_types(where: str, live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Setting]:
-    """Return the options that are a tensor on one side and a number on the other."""
+def options_set_by_script(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options of a group as the script built it that it may override, without tensors."""
+    found = _set_by_script(group)
+    if "max_momentum" in found:
+        found = _without_momentum(found)
+    return {key: item for key, item in found.items() if key not in FLAVOURS}
+
+
+def _on_one_side(index: int, live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Setting]:
+    """Return a line for each option that only the script has, or only the checkpoint; both are in force."""
+    where, mine = group_name(index), options_of(live)
     found = []
-    for key in live:
-        mine, theirs = (isinstance(options.get(key), torch.Tensor) for options in (live, saved))
-        if key in saved and key not in NOT_OPTIONS and mine != theirs:
-            kinds = [type(options[key]).__name__ for options in (saved, live)]
-            note = f"{where} {key}: a {kinds[1]} as in the script, the checkpoint has a {kinds[0]}"
-            found.append(Setting(f"type of {key}", kinds[0], kinds[1], where=where, note=note))
+    for key in sorted(mine.keys() - saved.keys()):
+        note = f"{where} {key}: {_shown(mine[key])} of the script is used, the checkpoint has no such option"
+        place = _place_of(index, key)
+        found.append(Setting(key, None, plain(mine[key]), where=where, note=note, places=(place,)))
+    # Made by `step()` or by the loop; or by schedulers, of which other lines tell.
+    for key in sorted(saved.keys() - mine.keys() - OF_SCHEDULERS - FLAVOURS):
+        note = f"{where} {key}: {_shown(saved[key])} is kept, the script has no such option so far"
+        found.append(Setting(key, plain(saved[key]), None, where=where, note=note))
     return found
+
+
+def _shown(item: Any) -> str:
+    is_long = isinstance(item, torch.Tensor) and item.numel() > _FEW
+    return f"a tensor of shape {tuple(item.shape)}" if is_long else repr(plain(item))
+
+
+def _place_of(index: int, key: str) -> str:
+    return join(f"groups/{index}/options", key)
+
+
+def _changed_types(index: int, live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Setting]:
+    """Return the options that are a tensor on one side and a number on the other."""
+    where = group_name(index)
+    found = []
+    for key, item in options_of(live).items():
+        mine, theirs = _kind(item), _kind(saved.get(key))
+        if key in saved and mine != theirs and (isinstance(item, torch.Tensor) or "Tensor" in theirs):
+            note = f"{where} {key}: a {mine} as in the script, the checkpoint has a {theirs}"
+            places = (_place_of(index, key),)
+            found.append(Setting(f"type of {key}", theirs, mine, where=where, note=note, places=places))
+    return found
+
+
+def _kind(item: Any) -> str:
+    if not isinstance(item, torch.Tensor):
+        return type(item).__name__
+    is_usual = item.dtype == torch.float32 and not item.dim()
+    return "Tensor" if is_usual else f"Tensor of {item.dtype} and shape {tuple(item.shape)}"
 
 
 def _set_by_script(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +194,13 @@ def put_options(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
 
 def put_option(group: dict[str, Any], key: str, item: Any) -> None:
     """Set an option; one that is a tensor, as a capturable rate is, stays the same tensor."""
-    group[key] = placed(item, group[key]) if key in group else copy.deepcopy(item)
+    if key in group:
+        group[key] = placed(item, group[key])
+    elif isinstance(item, torch.Tensor) and item.dim():
+        # A single number may stay on the host, whatever it is used with.
+        group[key] = item.detach().clone().to(group["params"][0].device)
+    else:
+        group[key] = copy.deepcopy(item)
 
 
 def placed(item: Any, live: Any) -> Any:

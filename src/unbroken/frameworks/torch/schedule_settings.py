@@ -9,8 +9,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from unbroken.frameworks.torch.param_groups import plain
+from unbroken.frameworks.torch.param_groups import placed, plain
 from unbroken.state.handlers import Setting
+from unbroken.state.tree import join
 
 # How long a schedule is planned to be. Lengths that repeat for ever (step_size, T_0) are none.
 HORIZONS = frozenset({"T_max", "total_steps", "total_iters", "milestones", "anneal_epochs", "phases"})
@@ -66,6 +67,37 @@ def changed(where: str, scheduler: LRScheduler, state: Mapping[str, Any]) -> lis
     # Phases are parts of the whole: if that has another length, so have they.
     is_longer = any(setting.key == "total_steps" for setting in found)
     return [setting for setting in found if setting.key != "phases" or not is_longer]
+
+
+def listed(where: str, scheduler: LRScheduler) -> list[Setting]:
+    """Return the settings of one scheduler that a script can override."""
+    attributes = vars(scheduler)
+    return [
+        Setting(key, None, _shown(attributes[name]), where=where)
+        for key, name in setting_attributes(scheduler).items()
+        if key not in HORIZONS
+    ]
+
+
+def added(
+    live: Mapping[str, Any], saved: Mapping[str, Any], where: str = "", path: str = "state"
+) -> list[Setting]:
+    """Return a line for each attribute that only the live scheduler has; both are states, saved at `path`."""
+    found = []
+    for name in sorted(live.keys() - saved.keys()):
+        note = f"{where} {name}: as the script built it, the checkpoint lacks it".strip()
+        found.append(Setting(name, None, "as it is", where=where, note=note, places=(join(path, name),)))
+    pairs = zip(live.get("_schedulers", ()), saved.get("_schedulers", ()), strict=False)
+    for index, (mine, theirs) in enumerate(pairs):
+        found += added(mine, theirs, f"{where} schedulers {index}".strip(), f"{path}/_schedulers/{index}")
+    return found
+
+
+def follow(scheduler: Any, index: int, base: float, present: float) -> None:
+    """Let a scheduler reckon with another base rate of the group at `index`."""
+    for rates, rate in ((getattr(scheduler, "base_lrs", []), base), (scheduler._last_lr, present)):
+        if index < len(rates):
+            rates[index] = placed(rate, rates[index])
 
 
 def _shown(value: Any) -> Any:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.frameworks.torch import horizons
-from unbroken.frameworks.torch.optimizers import class_name
+from unbroken.frameworks.torch import horizons, parting
+from unbroken.frameworks.torch.class_names import class_differences, class_name, moved_class
 from unbroken.frameworks.torch.param_groups import group_name, plain
-from unbroken.frameworks.torch.schedule_settings import changed, inner_schedulers, setting_attributes, walk
+from unbroken.frameworks.torch.schedule_settings import (
+    added,
+    changed,
+    inner_schedulers,
+    listed,
+    setting_attributes,
+    walk,
+)
 from unbroken.state.handlers import ORDER_SCHEDULER, Difference, Horizon, Setting
 
 
@@ -37,21 +45,29 @@ class SchedulerHandler:
         return {"class": class_name(value), "state": value.state_dict()}
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
-        mine, theirs = class_name(value), state["class"]
-        if mine != theirs:
-            return [Difference("other", "", f"class {mine}, the checkpoint has class {theirs}")]
-        return _inner_differences(value, value.state_dict(), state["state"], "")
+        return class_differences(value, state["class"]) or _inner_differences(
+            value, value.state_dict(), state["state"], ""
+        )
 
     def restore(self, value: Any, state: Any) -> None:
         value.load_state_dict(state["state"])
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
-        found = self._rates_without_optimizer(value, state["state"])
+        found = moved_class(value, state["class"])
+        found += self._rates_without_optimizer(value, state["state"])
+        found += added(value.state_dict(), state["state"])
         for where, scheduler, inner_state in walk(value, state["state"]):
             found += changed(where, scheduler, inner_state)
             if isinstance(scheduler, LambdaLR):
                 found += _changed_functions(where, scheduler, inner_state)
         return found
+
+    def script_settings(self, value: Any) -> list[Setting]:
+        return [
+            setting
+            for where, scheduler, _ in walk(value, value.state_dict())
+            for setting in listed(where, scheduler)
+        ]
 
     def override(self, value: Any, settings: Sequence[Setting]) -> None:
         schedulers = {where: scheduler for where, scheduler, _ in walk(value, value.state_dict())}
@@ -67,6 +83,9 @@ class SchedulerHandler:
         if any(setting.is_horizon for setting in self.changed_settings(value, state)):
             return horizons.with_horizon(value, how)
         return lambda: None
+
+    def settle(self, value: Any, restored: Collection[str]) -> Callable[[], list[tuple[str, Setting]]]:
+        return parting.settle(value, self._parts or {}, restored)
 
     def _rates_without_optimizer(self, value: Any, state: Mapping[str, Any]) -> list[Setting]:
         """Return the rates that will not be restored, since they stand in an optimizer that is no part."""
@@ -136,7 +155,7 @@ def _changed_functions(where: str, scheduler: LambdaLR, state: Mapping[str, Any]
     rates = zip(scheduler.lr_lambdas, state["base_lrs"], state["_last_lr"], strict=False)
     for index, (function, base, last) in enumerate(rates):
         # An object may count its calls; a function has nothing to count with.
-        if not isinstance(function, types.FunctionType):
+        if not _is_function(function):
             continue
         mine, theirs = float(base * function(step)), float(last)
         if not math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-12):
@@ -147,6 +166,12 @@ def _changed_functions(where: str, scheduler: LambdaLR, state: Mapping[str, Any]
             )
             found.append(Setting("lr_lambda", theirs, mine, where=place, note=note))
     return found
+
+
+def _is_function(value: object) -> bool:
+    while isinstance(value, functools.partial):
+        value = value.func
+    return isinstance(value, types.FunctionType)
 
 
 def _refuse_bare_functions(scheduler: Any) -> None:

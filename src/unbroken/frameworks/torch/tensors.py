@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.state.handlers import ORDER_VALUE, Difference
+from unbroken.state.handlers import ORDER_VALUE, Difference, TensorFacts
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, memory_at
 from unbroken.state.tree import Json
 
@@ -158,6 +158,7 @@ class TensorHandler:
 
     name = "torch.tensor"
     order = ORDER_VALUE
+    tensor_facts = TensorFacts(are_streamed=True)
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, torch.Tensor)
@@ -174,8 +175,10 @@ class TensorHandler:
         return tensor_differences("", value, state)
 
     def restore(self, value: Any, state: Any) -> None:
-        with torch.no_grad():
-            value.copy_(state)
+        # One of another shape was allowed: it stays as it is, and nothing is spread over it.
+        if value.shape == state.shape:
+            with torch.no_grad():
+                value.copy_(state)
 
 
 def tensor_differences(name: str, live: torch.Tensor, loaded: object) -> list[Difference]:

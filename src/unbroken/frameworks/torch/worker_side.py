@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from unbroken.errors import UnbrokenError, UnsupportedStateError
 from unbroken.frameworks.generators import HeldGenerators
@@ -69,16 +71,7 @@ class WorkerSide:
 
     def start_worker(self, worker: int) -> None:
         """Run the user's worker_init_fn, then put the worker's generators where its predecessor's were."""
-        if self._parent is not None:
-            _die_with(self._parent)
-        # Ctrl-C in a terminal reaches the whole process group; the trainer alone decides what it means, and
-        # may still want the batches in flight.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # The user's function expects the dataset there, to give it a generator for instance. The class
-        # refuses plain assignment, also where it is no frozen dataclass.
-        object.__setattr__(get_worker_info(), "dataset", self._dataset)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker)
+        prepare_worker(worker, self._dataset, self._worker_init_fn, self._parent)
         self._worker = worker
         try:
             self._held = HeldGenerators({"dataset": self._dataset, "collate_fn": self._collate_fn})
@@ -129,13 +122,46 @@ class WorkerSide:
         assert self._held is not None
         if self._batches & (self._batches - 1):
             return
-        late = self._held.look_again()
-        if late:
-            raise UnsupportedStateError(
-                f"loader: expected all random generators before the first sample is read, found "
-                f"{', '.join(late)} made while reading",
-                hint="make it in the dataset's __init__ or in worker_init_fn",
-            )
+        refuse_late(self._held)
+
+
+def refuse_late(held: HeldGenerators) -> None:
+    """Raise UnsupportedStateError if there are generators that were not there before."""
+    late = held.look_again()
+    if late:
+        raise UnsupportedStateError(
+            f"loader: expected all random generators before the first sample is read, found "
+            f"{', '.join(late)} made while reading",
+            hint="make it in the dataset's __init__ or in worker_init_fn",
+        )
+
+
+def parent_of_workers(loader: DataLoader[Any]) -> int | None:
+    """Return the process that the workers may die with, None if they must not or cannot be told its death.
+
+    The kernel ties the signal to the thread that starts them: a thread that prepares an iterator and ends
+    would take its workers along. Of a fork server, workers are not even children of this process.
+    """
+    context = loader.multiprocessing_context or multiprocessing
+    is_child = context.get_start_method() in {"fork", "spawn"}
+    is_main = threading.current_thread() is threading.main_thread()
+    return os.getpid() if loader.num_workers and is_child and is_main else None
+
+
+def prepare_worker(
+    worker: int, dataset: object, worker_init_fn: Callable[[int], None] | None, parent: int | None
+) -> None:
+    """Make this process a worker of the user's loader: bound to its parent, with the user's init run."""
+    if parent is not None:
+        _die_with(parent)
+    # Ctrl-C in a terminal reaches the whole process group; the trainer alone decides what it means, and
+    # may still want the batches in flight.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The user's function expects the dataset there, to give it a generator for instance. The class
+    # refuses plain assignment, also where it is no frozen dataclass.
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
 
 
 def _die_with(parent: int) -> None:

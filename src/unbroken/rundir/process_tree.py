@@ -1,8 +1,8 @@
-"""Starting an attempt in a session of its own, and ending everything that came out of it.
+"""Starting a command in a session of its own, and ending everything that came out of it.
 
-The supervisor is a child subreaper: a process whose parent died is handed to it, also one that made
-a session of its own to get away. So all that an attempt ever started is a descendant of the
-supervisor, and "the kernel knows no child of ours" proves that nothing of it is left.
+Whoever starts it is a child subreaper: a process whose parent died is handed to it, also one that made
+a session of its own to get away. So all that the command ever started is a descendant of ours, and
+"the kernel knows no child of ours" proves that nothing of it is left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unbroken.rundir.processes import ProcessStat, read_stat
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Python ignores SIGPIPE and SIGXFSZ, the supervisor SIGHUP, a shell's background job SIGINT and
-# SIGQUIT; ignored signals would stay ignored in the attempt.
+# SIGQUIT; ignored signals would stay ignored in what we start.
 _RESET = (
     signal.SIGHUP,
     signal.SIGINT,

@@ -1,0 +1,229 @@
+"""What a rehearsal proves, in words and in an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unbroken.drill import words
+from unbroken.drill.causes import Proof, Suspect
+from unbroken.drill.comparison import Divergence, Noise, steps_of
+from unbroken.drill.process import Ended
+from unbroken.errors import EXIT_ERROR, EXIT_OK
+from unbroken.rundir.rehearsal import Kill, Line
+
+Outcome = Literal["proven", "not-exact", "undecided", "failed"]
+_SURE = "cause, proved by putting it back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that a rehearsal has seen.
+
+    `is_hash_order` is true if two references agree once text hashes alike in all processes, `is_repeatable`
+    false if the divergence was not there when the same resume was done once more; both are None where
+    nobody looked. `unkept` are objects in no part that differed after a resume, by the step that it is first
+    seen at. `notes` are of what could not be looked at or put back. `distances` are those of the metrics of
+    the killed run from the reference.
+    """
+
+    command: tuple[str, ...]
+    seed: int
+    reference: tuple[Line, ...]
+    processes: tuple[Ended, ...] = ()
+    missed: tuple[Kill, ...] = ()
+    noise: Noise | None = None
+    unkept: Mapping[str, int] = field(default_factory=dict)
+    is_hash_order: bool | None = None
+    distances: Mapping[str, float]
+    divergence: Divergence | None = None
+    notes: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    proof: Proof | None = None
+    is_repeatable: bool | None = None
+    failure: str | None = None
+    output: str = ""
+
+    @property
+    def steps(self) -> int:
+        return max((line.step for line in self.reference), default=0)
+
+    @property
+    def components(self) -> int:
+        """How many were compared at the last step, and agreed unless there is a divergence."""
+        last = steps_of(self.reference).get(self.steps)
+        left_out = {*self.unkept, *(self.noise.components if self.noise is not None else ())}
+        return 0 if last is None else len(last.components.keys() - left_out)
+
+    @property
+    def kills(self) -> tuple[Ended, ...]:
+        """The processes that were killed."""
+        return tuple(one for one in self.processes if any(line.kind == "killed" for line in one.lines))
+
+    @property
+    def restored(self) -> int:
+        """How many processes went on from a checkpoint."""
+        return sum(1 for one in self.processes[1:] if one.began_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`headline` is one line that begins with the outcome in capitals, `details` what else is to say."""
+
+    outcome: Outcome
+    headline: str
+    details: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_OK if self.outcome == "proven" else EXIT_ERROR
+
+
+def verdict(found: Findings) -> Verdict:
+    """Return what `found` proves."""
+    if found.failure is not None:
+        output = ["the end of its output:", *(f"  {line}" for line in found.output.splitlines())]
+        details = (*_already_seen(found), *(output if found.output else ()))
+        return Verdict(outcome="failed", headline=f"FAILED: {found.failure}", details=details)
+    if found.noise is not None and found.noise.is_of_training:
+        return _of_noise(found, found.noise)
+    if found.divergence is not None:
+        return _of_divergence(found, found.divergence)
+    if not found.restored:
+        return Verdict(
+            outcome="undecided",
+            headline="UNDECIDED: no process went on from a checkpoint, so no resume was seen",
+            details=("each began anew: a save takes longer than the steps that lie between it and a kill",),
+        )
+    return Verdict(
+        outcome="proven",
+        headline=f"PROVEN: bit-identical over {_count(len(found.kills), 'kill')} "
+        f"({_count(found.steps, 'step')}, {_count(found.components, 'component')}){_but_for(found)}",
+        details=tuple(_remarks(found)),
+    )
+
+
+def _but_for(found: Findings) -> str:
+    if not found.unkept:
+        return ""
+    return f"; in no part and not restored, without effect so far: {words.some(list(found.unkept))}"
+
+
+def _of_noise(found: Findings, noise: Noise) -> Verdict:
+    reason = f"two undisturbed runs differ from step {noise.first_step} on"
+    details = list(words.of_the_noise(noise))
+    if found.is_hash_order:
+        reason += "; cause, proved by setting PYTHONHASHSEED: the order of a set, or of what is hashed"
+        details.append("sort what comes out of a set, or set PYTHONHASHSEED=0 wherever the script is started")
+    elif found.is_hash_order is not None:
+        details.append("seed random, numpy and torch, and try torch.use_deterministic_algorithms(True)")
+    details += _judged_by_noise(found, noise)
+    return Verdict(
+        outcome="undecided",
+        headline=f"UNDECIDED: the script itself is not deterministic: {reason}",
+        details=tuple(details),
+    )
+
+
+def _judged_by_noise(found: Findings, noise: Noise) -> Iterator[str]:
+    for name, distance in found.distances.items():
+        usual = noise.metrics.get(name, 0.0)
+        if distance <= usual:
+            yield f"{name} of the killed run is within that, {distance:.3g} at most from the reference"
+        else:
+            yield f"{name} of the killed run is further off: by up to {distance:.3g}"
+
+
+def _of_divergence(found: Findings, divergence: Divergence) -> Verdict:
+    when = "the epoch after step" if divergence.is_between_epochs else "step"
+    where = f"{when} {divergence.step}: {words.what_differs(divergence.found)}"
+    if not divergence.is_resumed:
+        # Two undisturbed runs may agree by chance; what differs here is no matter of a resume.
+        return Verdict(
+            outcome="undecided",
+            headline=f"UNDECIDED: {where}, before any kill",
+            details=("saving a checkpoint changes the run, or it is not deterministic after all",),
+        )
+    because, details = _because(found, divergence)
+    return Verdict(
+        outcome="not-exact",
+        headline=f"NOT EXACT: {where}; {because}",
+        details=(_how_it_came(found, divergence), *details, *_remarks(found)),
+    )
+
+
+def _because(found: Findings, divergence: Divergence) -> tuple[str, Sequence[str]]:
+    at_began = divergence.at_began
+    if found.is_repeatable is False:
+        return "it did not come again when the same resume was repeated", (
+            "what happened depends on chance: a race of threads or workers, or on the moment of the kill",
+        )
+    if found.proof is not None:
+        named = found.proof.suspects
+        told = "; ".join(words.cause(one, divergence.found) for one in named)
+        rates = f"; learning rate {words.became_rates(at_began)}" if at_began.rates is not None else ""
+        return f"{_SURE}: {told}{rates}", [words.advice(one, divergence) for one in named]
+    return f"cause: {_likeliest(found, divergence)}", _not_proved(found)
+
+
+def _likeliest(found: Findings, divergence: Divergence) -> str:
+    """Return what to say where nothing was proved, by what differs and what does not."""
+    not_kept = dict.fromkeys(line for one in found.processes for line in one.not_kept)
+    if divergence.at_began.rates is not None:
+        return words.of_the_rates(divergence.at_began)
+    if not_kept:
+        return f"not kept, as the run said itself: {'; '.join(not_kept)}"
+    if divergence.found.batch:
+        return words.of_the_data(divergence)
+    if not _sees_batches(found):
+        return "the data, likely: its loop does not use run.batches, so nobody keeps its position"
+    if divergence.at_began.is_of_training:
+        return "not proved"
+    if divergence.step == divergence.began_at + 1:
+        return words.of_the_first_step(divergence)
+    return words.UNSEEN
+
+
+def _sees_batches(found: Findings) -> bool:
+    return any(line.batch is not None for line in found.reference)
+
+
+def _not_proved(found: Findings) -> Sequence[str]:
+    if not found.suspects:
+        return ()
+    names = words.some([one.name for one in found.suspects])
+    return (f"not restored as it was: {names}; with all of it put back the rest differs still",)
+
+
+def _how_it_came(found: Findings, divergence: Divergence) -> str:
+    # Each process but the last was killed, and the one before this is why there is a resume.
+    killed = found.processes[divergence.process - 1]
+    kill = killed.plan.kill
+    how = f"{kill.signal} {kill.moment} at step {killed.reached}" if kill is not None else "its end"
+    began = f"from step {divergence.began_at}" if divergence.began_at else "anew"
+    return f"seen after resume {divergence.process}, which began {began} after {how}"
+
+
+def _already_seen(found: Findings) -> Iterator[str]:
+    if found.divergence is not None:
+        seen = found.divergence
+        yield f"before that, step {seen.step} differed already: {words.what_differs(seen.found)}"
+
+
+def _remarks(found: Findings) -> Iterator[str]:
+    if found.noise is not None:
+        names = words.some(list(found.noise.components))
+        yield f"left out, for undisturbed runs differ in it too, without effect: {names}"
+    for kill in found.missed:
+        yield f"the moment of {kill.signal} {kill.moment} from step {kill.step} on never came"
+    anew = [index for index, one in enumerate(found.processes) if index and not one.began_at]
+    if anew and found.restored:
+        yield f"{_count(len(anew), 'resume')} found no checkpoint yet and began anew"
+    if found.divergence is None and found.unkept:
+        yield "pass to unbroken.Run by a keyword what of these is more than a temporary value"
+    yield from found.notes
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,344 @@
+"""A DataLoader whose randomness is keyed: order and samples depend on seed, epoch and position alone.
+
+The order of an epoch is a permutation by (seed, epoch). Each sample is read under generators seeded by (seed,
+epoch, position in that order), and each batch is collated under ones seeded by its first position. Nothing is
+left that depends on the number of workers or ranks or on how the order is cut into batches, and nothing has
+to be replayed: a position is three numbers.
+
+The generators of the training process are not touched. Samples are read one by one, by `dataset[index]`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
+
+from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.frameworks.generators import HeldGenerators
+from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.torch.elastic_sampler import ElasticSampler
+from unbroken.frameworks.torch.index_stream import is_plain
+from unbroken.frameworks.torch.loader_checks import (
+    check_same_loader,
+    check_supported,
+    check_wish,
+    fingerprint,
+)
+from unbroken.frameworks.torch.worker_side import parent_of_workers, prepare_worker, refuse_late
+
+
+class Place(NamedTuple):
+    """Where a sample stands: epoch, position in the global order, and its index in the dataset."""
+
+    epoch: int
+    position: int
+    sample: int
+
+
+class KeyedLoader:
+    """The batches of a plain map-style DataLoader with keyed randomness; see the module.
+
+        batches = KeyedLoader(DataLoader(data, batch_size=64, shuffle=True, num_workers=8), seed=7)
+        for batch in batches.iterate():
+            state = batches.state()
+
+    Of the loader's sampler its kind counts: sequential, shuffled, or the share of a rank by
+    DistributedSampler or ElasticSampler, whose own seed is not used. Epochs are counted from `epoch`.
+
+    Raises:
+        UnsupportedStateError: the loader's order is not a permutation of its data that batches are cut from.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int, epoch: int = 0) -> None:
+        check_supported(loader)
+        self._loader = loader
+        self._seed = seed
+        self._shares = _shares(loader, seed)
+        self._shares.begin_at(epoch, 0)
+        self._place: tuple[int, int] | None = None  # where the iteration under way began
+        self._consumed = 0
+        self._copy: tuple[DataLoader[Any], _Batches] | None = None
+        self._iteration = 0
+        self._restored: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def generators(self) -> list[object]:
+        """Return nothing: no generator has a state that matters."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch that was handed out, as plain values."""
+        if self._restored is not None:
+            return dict(self._restored)
+        is_between = self._place is None
+        epoch, position = self._shares.next_place
+        if self._place is not None:
+            epoch, position = self._shares.place_after(self._place, self._consumed)
+        return {
+            "keyed": {"seed": self._seed, "epoch": epoch, "position": position},
+            "between_epochs": is_between,
+            "fingerprint": self._fingerprint(),
+            "has_begun": self._iteration > 0,
+            "generators": {},
+            "workers_start": None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a position; the loader may have other workers, batches and ranks than it was taken with.
+
+        Raises:
+            StateMismatchError: the data, the seed or the kind of the order is another one.
+        """
+        if "keyed" not in state:
+            raise UsageError(
+                "loader: expected a position with keyed randomness, found one of the loader's own randomness",
+                hint="go on with the randomness that the run began with, or start a new run directory",
+            )
+        if not state["between_epochs"]:
+            check_same_loader(state["fingerprint"], self._fingerprint())
+        self._restored = dict(state)
+        self._shares.begin_at(state["keyed"]["epoch"], state["keyed"]["position"])
+
+    def iterate(
+        self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
+    ) -> Iterator[Any]:
+        """Begin the next epoch, or go on in the restored one; see `ResumableLoader.iterate`."""
+        self._check_wish(inside_epoch)
+        restored, self._restored = self._restored, None
+        self._end(self._iteration)
+        if after_replay is not None:
+            after_replay()
+        if inside_epoch and restored is not None and restored["between_epochs"] and restored["has_begun"]:
+            return iter(())
+        place = self._shares.next_place
+        batches = self._open(place)
+        self._place, self._consumed = place, 0
+        self._iteration += 1
+        return self._drive(batches, self._iteration)
+
+    def _check_wish(self, inside_epoch: bool) -> None:
+        restored = self._restored
+        if restored is not None:
+            kept = restored["keyed"]
+            check_wish({**restored, "epoch": kept["epoch"], "batches": kept["position"]}, inside_epoch)
+        else:
+            check_wish(None, inside_epoch)
+
+    def _open(self, place: tuple[int, int]) -> Iterator[Any]:
+        if self._copy is None or not self._loader.persistent_workers:
+            self._copy = self._make_copy()
+        twin, source = self._copy
+        source.begin(place)
+        return cast("Iterator[Any]", DataLoader.__iter__(twin))
+
+    def _make_copy(self) -> tuple[DataLoader[Any], _Batches]:
+        loader = self._loader
+        side = KeyedSide(
+            loader.dataset,
+            collate_fn=loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            seed=self._seed,
+            parent=parent_of_workers(loader),
+        )
+        source = _Batches(self._shares, cast("BatchSampler", loader.batch_sampler))
+        twin = copy.copy(loader)
+        vars(twin).update(
+            dataset=side,
+            batch_sampler=source,
+            collate_fn=_as_it_is,
+            worker_init_fn=side.start_worker,
+            # What torch draws for its workers comes from nowhere that anybody else draws from.
+            generator=torch.Generator(),
+            _iterator=None,
+        )
+        return twin, source
+
+    def _drive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
+        sizes = self._sizes()
+        try:
+            for batch in batches:
+                if iteration != self._iteration:
+                    raise UsageError(
+                        "loader: expected one iteration at a time, found a batch asked of an earlier one",
+                        hint="wrap a second DataLoader to iterate twice at once",
+                    )
+                self._consumed += next(sizes)
+                yield batch
+        except GeneratorExit:
+            self._end(iteration)
+            raise
+        self._end(iteration)
+
+    def _sizes(self) -> Iterator[int]:
+        assert self._place is not None
+        size = cast("Any", self._loader.batch_sampler).batch_size
+        left = len(self._shares.places(self._place[1]))
+        while left > 0:
+            yield min(size, left)
+            left -= size
+
+    def _end(self, iteration: int) -> None:
+        if iteration != self._iteration or self._place is None:
+            return
+        self._shares.begin_at(self._place[0] + 1, 0)
+        self._place = None
+
+    def _fingerprint(self) -> dict[str, object]:
+        found = fingerprint(self._loader)
+        data = {name: value for name, value in found.items() if name.startswith("dataset")}
+        return {**data, "shuffle": self._shares.shuffle, "seed": self._seed}
+
+
+class KeyedSide:
+    """Dataset and worker_init_fn of the copied loader: reads and collates under keyed generators."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        collate_fn: Callable[[Any], Any],
+        worker_init_fn: Callable[[int], None] | None,
+        seed: int,
+        parent: int | None,
+    ) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._worker_init_fn = worker_init_fn
+        self._seed = seed
+        self._parent = parent
+        self._held: HeldGenerators | None = None
+        self._batches = 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def start_worker(self, worker: int) -> None:
+        prepare_worker(worker, self._dataset, self._worker_init_fn, self._parent)
+
+    def __getitems__(self, places: Sequence[Place]) -> Any:
+        if self._held is None:
+            self._held = HeldGenerators({"dataset": self._dataset, "collate_fn": self._collate_fn})
+        held = self._held.objects()
+        self._batches += 1
+        if get_worker_info() is not None:
+            return self._read(places, held)
+        with _put_back(self._held):
+            return self._read(places, held)
+
+    def _read(self, places: Sequence[Place], held: list[object]) -> Any:
+        samples = []
+        for place in places:
+            _seed_all(self._key("sample", place), held)
+            samples.append(self._dataset[place.sample])
+        _seed_all(self._key("batch", places[0]), held)
+        batch = self._collate_fn(samples)
+        if self._held is not None and not self._batches & (self._batches - 1):
+            refuse_late(self._held)
+        return batch
+
+    def _key(self, kind: str, place: Place) -> bytes:
+        # Hashed, for sums of seed, epoch and position would give neighbours the same stream.
+        text = f"unbroken {kind}/{self._seed}/{place.epoch}/{place.position}"
+        return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+
+class _Batches:
+    """What torch draws its batches of places from."""
+
+    def __init__(self, shares: ElasticSampler, batch_sampler: BatchSampler) -> None:
+        self._shares = shares
+        self._cut = (batch_sampler.batch_size, batch_sampler.drop_last)
+        self._begun = (0, 0)
+
+    def begin(self, place: tuple[int, int]) -> None:
+        self._begun = place
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        epoch, position = self._begun
+        places = self._shares.places(position)
+        indices = self._shares.order(epoch, places)
+        stands = (Place(epoch, *pair) for pair in zip(places, indices, strict=True))
+        return iter(BatchSampler(cast("Any", stands), *self._cut))  # type: ignore[arg-type]
+
+
+def _shares(loader: DataLoader[Any], seed: int) -> ElasticSampler:
+    """Return the shares of a keyed order that stand for the loader's sampler."""
+    batch_sampler: Any = loader.batch_sampler
+    sampler = batch_sampler.sampler if is_plain(batch_sampler) else None
+    data: Any = loader.dataset
+    rank, world_size, shuffle = 0, 1, True
+    settings: dict[str, bool] = {}
+    if isinstance(sampler, ElasticSampler):
+        rank, world_size, shuffle = sampler.rank, sampler.world_size, sampler.shuffle
+        settings = {"drop_last": sampler.drop_last, "pad": sampler.pad}
+    elif type(sampler) is DistributedSampler:
+        rank, world_size, shuffle = sampler.rank, sampler.num_replicas, sampler.shuffle
+        settings = {"drop_last": sampler.drop_last, "pad": not sampler.drop_last}
+    elif type(sampler) is SequentialSampler:
+        shuffle = False
+    elif not (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data)
+    ):
+        name = type(sampler if sampler is not None else batch_sampler).__name__
+        raise UnsupportedStateError(
+            f"loader: expected a sequential or shuffled order of all data for keyed randomness, found {name}",
+            hint="use shuffle=True, a DistributedSampler or an ElasticSampler, or the loader's randomness",
+        )
+    return ElasticSampler(data, seed=seed, shuffle=shuffle, rank=rank, world_size=world_size, **settings)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@contextmanager
+def _put_back(held: HeldGenerators) -> Iterator[None]:
+    """Leave the generators of this process as they were found."""
+    shared, own = capture_global_rng(), held.capture()
+    try:
+        yield
+    finally:
+        restore_global_rng(shared)
+        held.restore(own)
+
+
+def _seed_all(key: bytes, held: list[object]) -> None:
+    random.seed(key)
+    np.random.seed(np.frombuffer(key, dtype=np.uint32))
+    number = int.from_bytes(key[:8], "little") >> 1
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(number)
+    for place, generator in enumerate(held):
+        _seed_one(generator, hashlib.blake2b(key + place.to_bytes(4, "little"), digest_size=32).digest())
+
+
+def _seed_one(generator: Any, key: bytes) -> None:
+    """Seed a generator that the dataset holds; each gets a stream of its own."""
+    words = np.frombuffer(key, dtype=np.uint32)
+    if isinstance(generator, random.Random):
+        generator.seed(key)
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(words)
+    else:
+        bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+        bits.state = type(bits)(words).state
