@@ -173,7 +173,7 @@ class TestHorizon:
     def play(self, directory: Path, wrong: Brokens) -> None:
         self.saved(directory, wrong)
         again = built(one_cycle(20), **FIRST)
-        with pytest.raises(StateMismatchError, match=r"total_steps: 10 .* choose horizon='keep'"):
+        with pytest.raises(StateMismatchError, match=r"total_steps is 10 .* choose horizon='keep'"):
             restore(directory, wrong, **again)
 
     def test_another_length_is_refused_until_one_chooses(self, tmp_path: Path) -> None:

@@ -277,3 +277,48 @@ class TestWhatIsReported:
         del parts["optimizer"]
         report = report_of(tmp_path, parts)
         assert "group 0 lr: 0.1 of the optimizer, which is no part, is used" in report
+
+    def test_so_is_one_with_arguments_of_its_own(self, tmp_path: Path) -> None:
+        def linear(step: int, *, total: int) -> float:
+            return max(0.0, 1 - step / total)
+
+        def make(total: int) -> Any:
+            return parts_with(lambda each: lr_scheduler.LambdaLR(each, partial(linear, total=total)))
+
+        optimizer, scheduler, parts = make(10)
+        trace(scheduler, optimizer, 5)
+        save(tmp_path, **parts)
+        assert "lr: the function" not in report_of(tmp_path, make(10)[2])
+        assert "group 0 lr: the function of the script gives" in report_of(tmp_path, make(100)[2])
+
+    def test_an_attribute_that_the_checkpoint_lacks_stays_as_the_script_built_it(
+        self, tmp_path: Path
+    ) -> None:
+        class Floored(lr_scheduler.StepLR):
+            def __init__(self, optimizer: torch.optim.Optimizer, floor: float | None) -> None:
+                if floor is not None:
+                    self.floor = floor
+                super().__init__(optimizer, 2)
+
+        optimizer, scheduler, parts = parts_with(lambda each: Floored(each, None))
+        trace(scheduler, optimizer, 3)
+        # As a release of torch that did not have it.
+        del scheduler._is_initial
+        save(tmp_path, **parts)
+        _, scheduler, parts = parts_with(lambda each: Floored(each, 0.5))
+        report = report_of(tmp_path, parts)
+        assert "floor: as the script built it, the checkpoint lacks it" in report
+        assert "_is_initial: as the script built it, the checkpoint lacks it" in report
+        assert (scheduler.floor, scheduler.last_epoch) == (0.5, 3)
+
+    def test_a_class_that_has_moved_to_another_module_is_the_same(self, tmp_path: Path) -> None:
+        def moved(module: str) -> Any:
+            return type("Mine", (lr_scheduler.StepLR,), {"__module__": module})
+
+        optimizer, scheduler, parts = parts_with(lambda each: moved("__main__")(each, 2))
+        trace(scheduler, optimizer, 3)
+        save(tmp_path, **parts)
+        _, scheduler, parts = parts_with(lambda each: moved("mine.schedules")(each, 2))
+        report = report_of(tmp_path, parts)
+        assert "class mine.schedules.Mine: taken for __main__.Mine of the checkpoint" in report
+        assert scheduler.last_epoch == 3

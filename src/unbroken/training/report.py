@@ -164,10 +164,14 @@ def _part_lines(name: str, part: PartReport) -> list[str]:
         return [f"{name}: begins as the script built it"]
     lines = []
     for kind, amount in part.differing.items():
-        names = [item.name or "all of it" for item in part.allowed if item.kind == kind]
+        allowed = (item.name or "all of it" for item in part.allowed if item.kind == kind)
+        names = list(dict.fromkeys(allowed))
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        lines.append(f"{name}: {amount.tensors} {_KINDS[kind]} ({amount.size_bytes:,} bytes): {shown}")
-    if lines:
+        if amount.tensors:
+            lines.append(f"{name}: {amount.tensors} {_KINDS[kind]} ({amount.size_bytes:,} bytes): {shown}")
+        else:
+            lines.append(f"{name}: {_KINDS[kind]}: {shown}")
+    if lines and part.matched.tensors:
         lines.append(f"{name}: {part.matched.tensors:,} tensors restored ({part.matched.size_bytes:,} bytes)")
     return lines
 

@@ -82,14 +82,13 @@ class ModuleHandler:
     def differences(self, value: Any, state: Any) -> list[Difference]:
         live: Any = self.state(value)
         mine, theirs = live.keys() - SPECIAL, state.keys() - SPECIAL
-        found = [
-            Difference("missing", name, "the checkpoint lacks it") for name in live if name in mine - theirs
-        ]
         places = places_of(value)
         buffers = dict(_non_persistent(_modules(places)))
-        unmade = {name for name, _, _ in _unmade(_modules(places))}
+        missing = mine - theirs
+        unexpected = theirs - mine - {name for name, _, _ in _unmade(_modules(places))}
+        found = [Difference("missing", name, "the checkpoint lacks it") for name in live if name in missing]
         for name in state:
-            if name in theirs - mine - unmade:
+            if name in unexpected:
                 text = (
                     "the model keeps it only by non_persistent=" if name in buffers else "the model lacks it"
                 )
