@@ -137,7 +137,7 @@ def test_objects_that_do_not_fit_are_not_the_fault_of_the_checkpoint(trained: Pa
     assert resume_with(trained, part=Part()).step_count == 2
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), MemoryError(), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit(3)])
 def test_an_exception_while_restoring_names_the_checkpoint_and_does_not_count_against_it(
     trained: Path, error: BaseException
 ) -> None:
@@ -145,6 +145,16 @@ def test_an_exception_while_restoring_names_the_checkpoint_and_does_not_count_ag
         with pytest.raises(type(error)) as caught:
             resume_with(trained, part=Part(error))
         assert "while step-00000002 was restored" in caught.value.__notes__[0]
+        assert records(trained) == []
+    assert resume_with(trained, part=Part()).step_count == 2
+
+
+def test_an_object_that_refuses_its_state_is_named_and_does_not_count_against_the_checkpoint(
+    trained: Path,
+) -> None:
+    for _ in range(3):
+        with pytest.raises(StateMismatchError, match=r"^part: .*refuses the state .*: ZeroDivisionError"):
+            resume_with(trained, part=Part(ZeroDivisionError()))
         assert records(trained) == []
     assert resume_with(trained, part=Part()).step_count == 2
 

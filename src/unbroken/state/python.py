@@ -181,7 +181,7 @@ class StateDictHandler:
             return
         try:
             value.load_state_dict(state)
-        except UnbrokenError:
+        except (UnbrokenError, MemoryError):
             raise
         except Exception as error:
             kind = type(value)

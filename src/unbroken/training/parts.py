@@ -16,7 +16,8 @@ from unbroken.state.tree import TensorTable
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
-from unbroken.training.restoration import Restoration, Restored, noted_name
+from unbroken.training.restoration import Restoration
+from unbroken.training.restored import Restored, noted_name
 
 
 class Parts:

@@ -12,7 +12,7 @@ from unbroken.training.comparison import PartReport, as_json
 from unbroken.training.configuration import ChangedValue, differences_of
 from unbroken.training.environment import changes, is_hazard
 from unbroken.training.randomness import RNG_PART, generators_in
-from unbroken.training.restoration import Restored, SettingInForce
+from unbroken.training.restored import Restored, SettingInForce
 
 _KINDS = {
     "missing": "missing in the checkpoint, as the script built them",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unbroken.checkpoint.highlights import learning_rates
@@ -14,6 +13,7 @@ from unbroken.errors import StateMismatchError, UsageError
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import (
     GRADIENTS,
+    ORDER_MODULE,
     Difference,
     FollowsCasts,
     HasHorizon,
@@ -35,56 +35,12 @@ from unbroken.training.comparison import (
 )
 from unbroken.training.idle import idle_patterns, idle_rules, told
 from unbroken.training.part import Part, decode_part, encode_parts, part_of, unequal
+from unbroken.training.restored import Restored, SettingInForce, noted_name
 
 _HINT = (
     "resume with the objects that were saved, or say by rename=, allow=, cast=, fresh= or horizon= of Run "
     "what may differ, or start in a new run directory"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SettingInForce:
-    """A setting that checkpoint and script disagree about, and which of the two decided it."""
-
-    part: str
-    setting: Setting
-    script_wins: bool
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.setting.text(script_wins=self.script_wins)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What a restore did: a report on each part, the settings in question, the learning rates.
-
-    `learning_rates` are those in force now, `script_learning_rates` those that the script had set.
-    With `inside_step` the gradients of a step that was not complete were restored, too. `idle` are the
-    patterns of `override` that stand for nothing.
-    """
-
-    parts: dict[str, PartReport]
-    settings: tuple[SettingInForce, ...]
-    learning_rates: tuple[float, ...]
-    script_learning_rates: tuple[float, ...]
-    inside_step: bool
-    idle: tuple[str, ...]
-
-    @property
-    def overridden(self) -> dict[str, str]:
-        """The settings of the script that are in force, as they are noted in checkpoints."""
-        won = {
-            noted_name(found.part, found.setting): repr(found.setting.script)
-            for found in self.settings
-            if found.script_wins and not found.setting.is_horizon
-        }
-        # These are told once.
-        return {**won, **dict.fromkeys(self.idle, "")}
-
-
-def noted_name(part: str, setting: Setting) -> str:
-    """Return the name under which checkpoints note that `setting` was overridden."""
-    return ".".join(filter(None, (part, setting.where, setting.key)))
 
 
 class Restoration:
@@ -124,13 +80,23 @@ class Restoration:
         live = TensorTable()
         encode_parts(self._all, live)
         reports = self._compare(live.sources)
-        states, landed = self._land(self._parts)
+        # Those that may refuse a state only when they are given it: nothing else is changed yet then.
+        first = [
+            part
+            for part in self._parts
+            if part.handler.order < ORDER_MODULE and not part.tensors.are_streamed
+        ]
+        rest = [part for part in self._parts if part not in first]
+        states, _ = self._land(first)
+        self._put(first, states)
+        more, landed = self._land(rest)
+        states |= more
         settings = self._settings(states)
         changed = [f"{found.part}.{found.setting.key}" for found in settings]
         idle = idle_patterns(self._all, self._choices, self._manifest, changed)
         said = [SettingInForce("choices", line, False) for line in told(self._all, self._idle_rules, idle)]
         self._prepare(states, settings)
-        self._put(self._parts, states)
+        self._put(rest, states)
         self._check_read_back(landed)
         settled = self._put_in_force()
         # Of what was decided in the end, nothing else is to be said.
@@ -278,7 +244,9 @@ class Restoration:
 
     def _prepare(self, states: Mapping[str, Any], settings: Sequence[SettingInForce]) -> None:
         """Note, of parts as the script built them, what has to be done once all is restored."""
-        self._excused |= {f"{item.part}/{place}" for item in settings for place in item.setting.places}
+        self._excused |= {
+            f"{item.part}/{place}".rstrip("/") for item in settings for place in item.setting.places
+        }
         restored = {part.name for part in self._parts}
         self._settle = [
             part.handler.settle(part.value, restored)
@@ -306,6 +274,9 @@ class Restoration:
         chosen = [item.setting for item in settings if item.script_wins and not item.setting.is_horizon]
         if not chosen:
             return
+        if not isinstance(handler, OverridesSettings) and all(setting.note for setting in chosen):
+            # The script's value is in force already.
+            return
         if not isinstance(handler, OverridesSettings):
             raise UsageError(
                 f"{part.name}.{chosen[0].key}: expected a setting that can be overridden, "
@@ -332,7 +303,10 @@ class Restoration:
 
     def _put(self, parts: Sequence[Part], states: Mapping[str, Any]) -> None:
         for part in sorted(parts, key=lambda part: part.handler.order):
-            part.handler.restore(part.value, states[part.name])
+            try:
+                part.handler.restore(part.value, states[part.name])
+            except StateMismatchError as error:
+                raise StateMismatchError(f"{part.name}: {error.message}", hint=error.hint) from error
 
     def _put_in_force(self) -> list[SettingInForce]:
         """Do what the user wants otherwise than in the checkpoint; return the settings that this decided."""

@@ -20,7 +20,7 @@ from unbroken.errors import (
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
 from unbroken.training.report import died_of
-from unbroken.training.restoration import Restored
+from unbroken.training.restored import Restored
 
 RESUME_MODES = ("auto", "never", "must")
 # So many attempts may die while they restore a checkpoint; then an older one is tried.

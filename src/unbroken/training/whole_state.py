@@ -14,7 +14,7 @@ from unbroken.checkpoint.store import Checkpoint
 from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
-from unbroken.training.restoration import Restored
+from unbroken.training.restored import Restored
 
 
 @dataclass(slots=True, kw_only=True)
