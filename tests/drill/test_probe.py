@@ -179,10 +179,11 @@ def test_each_kind_of_death_comes_where_it_should_and_the_resumed_process_goes_o
     ("moment", "signal_name", "saved"),
     [
         ("in-step", "SIGTERM", 9),
-        ("after-step", "SIGINT", 9),
-        ("in-save", "SIGTERM", 10),
-        ("in-evaluation", "SIGTERM", 12),
         ("end-of-epoch", "SIGINT", 12),
+        # The others of the moments, among the long tests.
+        pytest.param("after-step", "SIGINT", 9, marks=pytest.mark.chaos),
+        pytest.param("in-save", "SIGTERM", 10, marks=pytest.mark.chaos),
+        pytest.param("in-evaluation", "SIGTERM", 12, marks=pytest.mark.chaos),
     ],
 )
 def test_a_signal_to_stop_is_obeyed_as_any_with_the_state_saved(
@@ -216,7 +217,14 @@ LEAKS = {
 }
 
 
-@pytest.mark.parametrize("leak", list(LEAKS))
+@pytest.mark.parametrize(
+    "leak",
+    [
+        # The generator is the commonest one; the others are among the long tests.
+        pytest.param(leak, marks=[] if leak in ("generator", "scheduler") else [pytest.mark.chaos])
+        for leak in LEAKS
+    ],
+)
 def test_a_leak_is_a_component_that_differs_and_put_back_makes_the_rest_equal(
     tmp_path: Path, leak: str
 ) -> None:

@@ -35,17 +35,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 WORKERS = [(0, False), (2, False), (2, True), (3, True)]
 
 
-def scenarios() -> list[Scenario]:
+def scenarios() -> list[Any]:
+    """Return every kind with every set-up of workers; every second pair of them is for the long tests."""
     return [
-        Scenario(
-            kind=kind,
-            workers=workers,
-            persistent=persistent,
-            leave_after=6 if kind == "endless" else None,
-            draws_in_collate=workers == 2,
+        pytest.param(
+            Scenario(
+                kind=kind,
+                workers=workers,
+                persistent=persistent,
+                leave_after=6 if kind == "endless" else None,
+                draws_in_collate=workers == 2,
+            ),
+            marks=[pytest.mark.chaos] if (row + column) % 2 else [],
         )
-        for kind in KINDS
-        for workers, persistent in WORKERS
+        for row, kind in enumerate(KINDS)
+        for column, (workers, persistent) in enumerate(WORKERS)
     ]
 
 
@@ -94,6 +98,7 @@ def test_short_batches_no_batches_and_epochs_left_early_are_continued(scenario: 
     assert finished_run(scenario, resume) == plain_log(scenario)
 
 
+@pytest.mark.chaos
 def test_workers_that_are_spawned_are_continued() -> None:
     program = """
 import json
