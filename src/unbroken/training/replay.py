@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.frameworks import epoch_start
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.own_state import keeps_position
 from unbroken.frameworks.reading_again import DrawWatch, told_of_reading
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
 from unbroken.frameworks.stream import BY_READING, Stream, left_early
 from unbroken.rundir.tell import tell
 from unbroken.training import families
@@ -56,7 +57,7 @@ class ResumableIterable:
             )
         self._items = items
         self._held = HeldGenerators({"items": items})
-        self._stream = Stream(items, self._mark_generators)
+        self._stream = Stream(items, partial(epoch_start.marked, self._held))
         self._start: dict[str, Any] = {}
         # The pass that is open, by an object of its own.
         self._open: object = None
@@ -106,7 +107,7 @@ class ResumableIterable:
         return self._deliver(self._open)
 
     def _begin(self, restored: dict[str, Any] | None) -> None:
-        self._start = self._random_state()
+        self._start = epoch_start.snapshot(self._held)
         if restored is None:
             self._stream.begin()
         else:
@@ -128,31 +129,19 @@ class ResumableIterable:
         return None if self._watch.items_draw is None else not self._watch.items_draw
 
     def _go_on(self, restored: dict[str, Any]) -> None:
-        now = {**self._random_state(), "generators": restored["generators"]}
-        self._put_generators(self._start)
+        now = {**epoch_start.snapshot(self._held), "generators": restored["generators"]}
+        epoch_start.apply(self._held, self._start)
         self._stream.go_on(restored["stream"])
         self._was_late = restored["starts_late"]
         is_anew = self._stream.continued_by != BY_READING
-        self._late = self._random_state() if is_anew and self._was_late else None
+        self._late = epoch_start.snapshot(self._held) if is_anew and self._was_late else None
         if is_anew and self._was_late is None:
             tell(
                 f"batches: {type(self._items).__name__} drew random numbers with its first item. If they "
                 "belong to the start of a pass, they are drawn once more now, and training draws others "
                 "than it would have"
             )
-        self._put_generators(now)
-
-    def _random_state(self) -> dict[str, Any]:
-        return {"global": capture_global_rng(), "generators": self._held.capture()}
-
-    def _mark_generators(self) -> Callable[[], None]:
-        state = self._random_state()
-        return lambda: self._put_generators(state)
-
-    def _put_generators(self, state: dict[str, Any]) -> None:
-        # A device that was not in use yet when the pass began keeps the state it has.
-        restore_global_rng({**capture_global_rng(), **state["global"]})
-        self._held.restore(state["generators"])
+        epoch_start.apply(self._held, now)
 
     def _deliver(self, this: object) -> Iterator[Any]:
         try:
@@ -187,12 +176,12 @@ class ResumableIterable:
         if late is None:
             return next(self._stream)
         # A generator function starts with its first item: what that draws was drawn before the checkpoint.
-        now = self._random_state()
-        self._put_generators(late)
+        now = epoch_start.snapshot(self._held)
+        epoch_start.apply(self._held, late)
         try:
             return next(self._stream)
         finally:
-            self._put_generators(now)
+            epoch_start.apply(self._held, now)
 
     def _before_item(self) -> None:
         if self._watch is not None:

@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from unbroken.frameworks.torch.class_names import class_name
 from unbroken.frameworks.torch.modules import parameter_names
 
 # So deep are objects looked into for one that they hold: themselves, and containers in them.
@@ -47,7 +48,7 @@ class AtWork:
             trained = [names[id(item)] for item in _parameters(optimizer) if id(item) in names]
             if trained and not self._is_part(optimizer) and any(optimizer.state.values()):
                 more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
-                text = f"the state of a {_class(optimizer)} that trains {trained[0]}{more}"
+                text = f"the state of a {class_name(optimizer)} that trains {trained[0]}{more}"
                 found.append((text, not self._is_inside_a_part(optimizer)))
         return found + self._schedules()
 
@@ -101,7 +102,3 @@ def _held(value: object, depth: int = _DEPTH) -> Iterator[object]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _class(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -10,20 +10,19 @@ worker, from the random generators as they were when the epoch began.
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 
 from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.frameworks import epoch_start
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.reading_again import DrawWatch, told_of_reading
-from unbroken.frameworks.rng import capture_global_rng, plain_torch_state, restore_global_rng, torch_state
+from unbroken.frameworks.rng import plain_torch_state, torch_state
 from unbroken.frameworks.stream import BY_OBJECT, BY_READING, Stream, left_early
 from unbroken.frameworks.torch.iterable_side import IterableSide, StreamEnvelope, StreamPlan
 from unbroken.frameworks.torch.loader_checks import (
@@ -31,6 +30,7 @@ from unbroken.frameworks.torch.loader_checks import (
     check_supported_stream,
     stream_fingerprint,
 )
+from unbroken.frameworks.torch.worker_side import parent_of_workers
 from unbroken.rundir.tell import tell
 
 _State = dict[str, Any]
@@ -80,7 +80,7 @@ class ResumableIterableLoader:
         self._loader = loader
         self._held = HeldGenerators(_roots(loader))
         # What is read in this process, if there are no workers.
-        self._stream = Stream(cast("Any", loader.dataset), self._mark_generators, "loader")
+        self._stream = Stream(cast("Any", loader.dataset), partial(epoch_start.marked, self._held), "loader")
         self._epoch = self._batches = self._samples = 0
         self._last_worker: int | None = None
         self._start: _State = {}  # random states as the epoch began
@@ -190,7 +190,7 @@ class ResumableIterableLoader:
 
     def _begin(self) -> None:
         self._held = HeldGenerators(_roots(self._loader))
-        start = self._random_state()
+        start = epoch_start.snapshot(self._held)
         lived_on = self._workers_start is not None
         stands_in = lived_on and self._copy is None
         plan = StreamPlan(epoch=self._epoch + 1, states=self._workers)
@@ -208,12 +208,12 @@ class ResumableIterableLoader:
 
     def _go_on(self, restored: _State) -> None:
         workers, last = self._loader.num_workers, self._last_worker
-        now = {**self._random_state(), "generators": restored["generators"]}
-        self._set_random_state(self._start)
+        now = {**epoch_start.snapshot(self._held), "generators": restored["generators"]}
+        epoch_start.apply(self._held, self._start)
         turns = 0 if last is None else (last + 1) % workers
         plan = StreamPlan(epoch=self._epoch, states=self._workers, turns=turns)
         self._current = self._open(plan, stands_in=self._workers_lived_on)
-        self._set_random_state(now)
+        epoch_start.apply(self._held, now)
 
     def _open(self, plan: StreamPlan, *, stands_in: bool) -> Iterator[StreamEnvelope]:
         if self._copy is not None and self._loader.persistent_workers:
@@ -224,13 +224,13 @@ class ResumableIterableLoader:
         # Workers that stand in for ones that lived on start from what those started from: the same base seed,
         # drawn aside because it was drawn in an earlier epoch, and the same dataset.
         assert self._workers_start is not None
-        now = self._random_state()
+        now = epoch_start.snapshot(self._held)
         generator = torch.Generator()
         generator.set_state(torch_state(self._workers_start["base_seed_state"]))
         self._held.restore(self._workers_start["generators"])
         self._copy = self._make_copy(plan, generator)
         iterator = DataLoader.__iter__(self._copy.loader)
-        self._set_random_state(now)
+        epoch_start.apply(self._held, now)
         return cast("Iterator[StreamEnvelope]", iterator)
 
     def _make_copy(self, plan: StreamPlan, generator: torch.Generator | None) -> _Copy:
@@ -240,7 +240,7 @@ class ResumableIterableLoader:
             plan=plan,
             stream=self._stream if is_here else None,
             held=self._held if is_here else None,
-            parent=None if is_here else _parent_of_workers(loader),
+            parent=None if is_here else parent_of_workers(loader),
         )
         turns = _Turns(torch.default_generator if generator is None else generator)
         twin = copy.copy(loader)
@@ -347,18 +347,6 @@ class ResumableIterableLoader:
         if envelope.worker is not None and envelope.state is not None:
             self._workers[envelope.worker] = envelope.state
 
-    def _random_state(self) -> _State:
-        return {"global": capture_global_rng(), "generators": self._held.capture()}
-
-    def _set_random_state(self, state: _State) -> None:
-        # A device that was not in use yet when the epoch began keeps the state it has.
-        restore_global_rng({**capture_global_rng(), **state["global"]})
-        self._held.restore(state["generators"])
-
-    def _mark_generators(self) -> Callable[[], None]:
-        state = self._random_state()
-        return lambda: self._set_random_state(state)
-
 
 def _nothing() -> Iterator[Any]:
     yield from ()
@@ -371,10 +359,3 @@ def _roots(loader: DataLoader[Any]) -> dict[str, object]:
         "collate_fn": loader.collate_fn,
         "worker_init_fn": loader.worker_init_fn,
     }
-
-
-def _parent_of_workers(loader: DataLoader[Any]) -> int | None:
-    """Return the process that the workers may die with; see the one of map-style loaders."""
-    context = loader.multiprocessing_context or multiprocessing
-    is_child = context.get_start_method() in {"fork", "spawn"}
-    return os.getpid() if is_child and threading.current_thread() is threading.main_thread() else None

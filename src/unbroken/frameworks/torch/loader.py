@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.frameworks.epoch_start import apply, applying, marking_first_draw, snapshot
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.rng import torch_state
-from unbroken.frameworks.torch.epoch_start import apply, applying, marking_first_draw, snapshot
 from unbroken.frameworks.torch.index_stream import IndexPlan, IndexSource, IndexStream
 from unbroken.frameworks.torch.loader_checks import check_supported, check_wish
 from unbroken.frameworks.torch.order import Order

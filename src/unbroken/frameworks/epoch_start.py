@@ -29,6 +29,11 @@ def applying(held: HeldGenerators, taken: Marks) -> Callable[[], None]:
     return lambda: apply(held, taken)
 
 
+def marked(held: HeldGenerators) -> Callable[[], None]:
+    """Return a function that puts all generators where they are now."""
+    return applying(held, snapshot(held))
+
+
 def marking_first_draw(held: HeldGenerators, marks: Marks) -> Callable[[], None]:
     """Return a function that adds to `marks` where the generators are before the order is drawn."""
     return lambda: marks.update(first_draw=snapshot(held))
