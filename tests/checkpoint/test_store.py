@@ -83,15 +83,15 @@ def test_latest_passes_over_a_damaged_manifest_and_all_damaged_is_not_nothing(tm
 
 
 def test_a_newer_format_is_refused_not_taken_for_damage(tmp_path: Path) -> None:
-    from unbroken.checkpoint.digest import digest
+    from unbroken.checkpoint.digest import seal
 
     store = CheckpointStore(tmp_path)
     store.save(snapshot_at(1))
     path = tmp_path / "checkpoints/step-00000001/manifest.json"
-    manifest = {**json.loads(path.read_text()), "format_version": 2}
+    manifest = {**json.loads(path.read_text()), "format_version": 99}
     path.write_text(json.dumps(manifest))
-    (path.parent / "manifest.digest").write_text(f"{digest(path.read_bytes())}  manifest.json\n")
-    with pytest.raises(FormatVersionError, match="expected format version 1 or older, found 2"):
+    (path.parent / "manifest.digest").write_text(f"{seal(path.read_bytes())}  manifest.json\n")
+    with pytest.raises(FormatVersionError, match="expected format version 2 or older, found 99"):
         store.latest()
 
 

@@ -14,7 +14,7 @@ def tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> HostTensor:
     return HostTensor(dtype, shape, memoryview(data))
 
 
-FORMAT_1: dict[str, Any] = {
+CONTENTS: dict[str, Any] = {
     "model": {
         "weight": tensor("F32", (2, 3), bytes(range(24))),
         "half": tensor("BF16", (2,), b"\x80\x3f\x00\xc0"),

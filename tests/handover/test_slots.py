@@ -26,7 +26,7 @@ from ..checkpoint.states import state_at, tensor
 from .states import MEBIBYTE, LiveTensor, bytes_of, described, small_state
 
 RECORD_BYTES = 40
-DIGEST_BYTES = 64
+DIGEST_BYTES = 32
 
 
 @pytest.fixture

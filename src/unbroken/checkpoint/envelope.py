@@ -5,13 +5,13 @@ Apart from what is inside, and without the library that decodes it: listing chec
 
 from __future__ import annotations
 
-from unbroken.checkpoint.digest import digest
+from unbroken.checkpoint.digest import seal
 from unbroken.errors import DamagedError, FormatVersionError, StorageError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
 
 FORMAT = "unbroken-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HINT = "use another checkpoint; `unbroken verify` names all that is damaged"
 
 
@@ -20,7 +20,7 @@ def read_manifest_bytes(storage: Storage, tree: str) -> bytearray:
     key = f"{tree}/{layout.MANIFEST}"
     data = read_member(storage, key)
     line = bytes(read_member(storage, f"{tree}/{layout.MANIFEST_DIGEST}"))
-    found = digest(data)
+    found = seal(data)
     if line != f"{found}  {layout.MANIFEST}\n".encode():
         raise DamagedError(f"{key}: expected digest {line[:64]!r}, found {found}", hint=HINT)
     return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from unbroken.checkpoint.container import header_size, parse_header
-from unbroken.checkpoint.digest import ALGORITHM, digest
+from unbroken.checkpoint.digest import ALGORITHMS, digest
 from unbroken.checkpoint.envelope import HINT, check_name, read_manifest_bytes
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, decode_manifest
 from unbroken.checkpoint.stream import stream_tensors
@@ -24,9 +24,10 @@ def read_manifest(storage: Storage, tree: str) -> Manifest:
     """
     key = f"{tree}/{layout.MANIFEST}"
     manifest = decode_manifest(read_manifest_bytes(storage, tree), key)
-    if manifest.digest_algorithm != ALGORITHM:
+    if manifest.digest_algorithm not in ALGORITHMS:
         raise DamagedError(
-            f"{key}: expected digests by {ALGORITHM}, found {manifest.digest_algorithm!r}", hint=HINT
+            f"{key}: expected digests by {' or '.join(ALGORITHMS)}, found {manifest.digest_algorithm!r}",
+            hint=HINT,
         )
     check_name(tree, manifest.step, manifest.revision)
     return manifest
@@ -55,8 +56,8 @@ def read_into(storage: Storage, tree: str, manifest: Manifest, memory: Mapping[s
         if members and not wanted:
             continue
         key = f"{tree}/{file}"
-        check_shard(storage, key, shard, members)
-        damaged = stream_tensors(storage, key, wanted, memory)
+        check_shard(storage, key, shard, members, algorithm=manifest.digest_algorithm)
+        damaged = stream_tensors(storage, key, wanted, memory, algorithm=manifest.digest_algorithm)
         if damaged:
             named = ", ".join(damaged[:3])
             raise DamagedError(f"{key}: the bytes of tensor {named} are not those that were saved", hint=HINT)
@@ -71,24 +72,27 @@ def shards(manifest: Manifest) -> dict[str, tuple[ShardEntry, dict[str, TensorEn
     return {file: (shard, members[file]) for file, shard in manifest.shards.items()}
 
 
-def check_shard(storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]) -> None:
+def check_shard(
+    storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry], *, algorithm: str
+) -> None:
     """Raise DamagedError unless the file is there, of its size, and its header is the one that was saved."""
     size = storage.size(key)
     if size != shard.size_bytes:
         found = "no file" if size is None else f"{size}"
         raise DamagedError(f"{key}: expected {shard.size_bytes} bytes, found {found}", hint=HINT)
-    check_layout(key, shard, members, bytes(storage.read(key, 0, shard.header_bytes)))
+    header = bytes(storage.read(key, 0, shard.header_bytes))
+    if digest(header, algorithm) != shard.header_digest:
+        raise DamagedError(f"{key}: the header is not the one that was saved", hint=HINT)
+    check_layout(key, shard, members, header)
 
 
 def check_layout(key: str, shard: ShardEntry, members: dict[str, TensorEntry], header: bytes) -> None:
     """Raise DamagedError unless header, manifest and file agree and every byte belongs to something.
 
-    Header and tensors carry the digests; that they tile the file makes sure that no byte is without.
+    `header` is the one that was saved. Header and tensors carry the digests; that they tile the file makes sure that no byte is without.
     """
-    if header_size(header, shard.size_bytes, key) != shard.header_bytes or (
-        digest(header) != shard.header_digest
-    ):
-        raise DamagedError(f"{key}: the header is not the one that was saved", hint=HINT)
+    if header_size(header, shard.size_bytes, key) != shard.header_bytes:
+        raise DamagedError(f"{key}: the manifest tells another size of the header", hint=HINT)
     placed = parse_header(header, key)
     end = shard.header_bytes
     for path, entry in sorted(members.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blake3 import blake3
-
-from unbroken.checkpoint.digest import digest
+from unbroken.checkpoint.digest import digest, hasher
 from unbroken.checkpoint.manifest import TensorEntry
 from unbroken.storage.base import Storage
 from unbroken.storage.parallel import share
@@ -22,15 +20,20 @@ Members = list[tuple[str, TensorEntry]]
 
 
 def stream_tensors(
-    storage: Storage, key: str, members: Mapping[str, TensorEntry], into: Mapping[str, memoryview]
+    storage: Storage,
+    key: str,
+    members: Mapping[str, TensorEntry],
+    into: Mapping[str, memoryview],
+    *,
+    algorithm: str,
 ) -> list[str]:
     """Read the tensors `members` of the shard `key` and return those that are not what was saved.
 
-    The bytes of a tensor go to its memory in `into`, where it has one, also when they are damaged.
+    `algorithm` is that of their digests. The bytes of a tensor go to its memory in `into`, where it has one, also when they are damaged.
     Raises StorageError when the storage fails.
     """
     groups = _groups(members)
-    reading = _Reading(storage, key, into, groups)
+    reading = _Reading(storage, key, into, groups, algorithm)
     share(reading.read, groups, threads=_THREADS)
     return sorted(reading.damaged)
 
@@ -56,14 +59,18 @@ class _Reading:
     """One pass over a shard by several threads, each with a piece of memory of its own."""
 
     def __init__(
-        self, storage: Storage, key: str, into: Mapping[str, memoryview], groups: Sequence[Members]
+        self,
+        storage: Storage,
+        key: str,
+        into: Mapping[str, memoryview],
+        groups: Sequence[Members],
+        algorithm: str,
     ) -> None:
         self.damaged: list[str] = []
         self._storage = storage
         self._key = key
         self._into = into
-        # With less to do than threads, one large tensor is digested by several.
-        self._digest_threads = blake3.AUTO if len(groups) < _THREADS else 1
+        self._algorithm = algorithm
         self._pieces: list[memoryview] = []
         self._piece_bytes = min(_PIECE_BYTES, max(map(_size, groups), default=0))
 
@@ -87,19 +94,19 @@ class _Reading:
         for path, entry in group:
             start = entry.offset - first
             found = piece[start : start + entry.size_bytes]
-            self._judge(path, entry, digest(found))
+            self._judge(path, entry, digest(found, self._algorithm))
             target = self._into.get(path)
             if target is not None:
                 target[:] = found
 
     def _read_large(self, entry: TensorEntry, target: memoryview | None, piece: memoryview) -> str:
-        hasher = blake3(max_threads=self._digest_threads)
+        found = hasher(self._algorithm)
         for start in range(0, entry.size_bytes, len(piece)):
             size = min(len(piece), entry.size_bytes - start)
             part = piece[:size] if target is None else target[start : start + size]
             self._storage.read_into(self._key, entry.offset + start, part)
-            hasher.update(part)
-        return hasher.hexdigest()
+            found.update(part)
+        return found.hexdigest()
 
     def _judge(self, path: str, entry: TensorEntry, found: str) -> None:
         if found != entry.digest:

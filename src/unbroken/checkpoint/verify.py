@@ -53,7 +53,7 @@ def verify_checkpoint(storage: Storage, tree: str) -> Verification:
         )
     findings: list[Finding] = []
     for file, (shard, members) in shards(manifest).items():
-        findings += _verify_shard(storage, f"{tree}/{file}", shard, members)
+        findings += _verify_shard(storage, f"{tree}/{file}", shard, members, manifest.digest_algorithm)
     findings += _strangers(storage, tree, manifest)
     return Verification(
         name=name,
@@ -65,12 +65,12 @@ def verify_checkpoint(storage: Storage, tree: str) -> Verification:
 
 
 def _verify_shard(
-    storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry]
+    storage: Storage, key: str, shard: ShardEntry, members: dict[str, TensorEntry], algorithm: str
 ) -> list[Finding]:
     file = key.rpartition("/")[2]
     try:
-        check_shard(storage, key, shard, members)
-        damaged = stream_tensors(storage, key, members, {})
+        check_shard(storage, key, shard, members, algorithm=algorithm)
+        damaged = stream_tensors(storage, key, members, {}, algorithm=algorithm)
     except DamagedError as error:
         return [Finding(file=file, problem=error.message.removeprefix(f"{key}: "))]
     return [

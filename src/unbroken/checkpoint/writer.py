@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 
 from unbroken.checkpoint.container import ShardPlan
-from unbroken.checkpoint.digest import ALGORITHM, digest
+from unbroken.checkpoint.digest import ALGORITHM, digest, seal
 from unbroken.checkpoint.envelope import FORMAT, FORMAT_VERSION
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, encode_manifest
 from unbroken.checkpoint.snapshot import Snapshot
@@ -111,7 +111,7 @@ def _key_in(parent: Manifest, plan: ShardPlan) -> str:
 
 def _may_be_unchanged(snapshot: Snapshot, plan: ShardPlan, parent: Manifest | None) -> bool:
     """Tell by one small tensor: most shards change as a whole, and then nothing has to wait for digests."""
-    if parent is None or plan.size_bytes < _LEAST_SHARED_BYTES:
+    if parent is None or parent.digest_algorithm != ALGORITHM or plan.size_bytes < _LEAST_SHARED_BYTES:
         return False
     smallest = min(
         (path for path, placed in plan.placements.items() if placed.size_bytes),
@@ -139,7 +139,7 @@ def _is_unchanged(plan: ShardPlan, digests: Mapping[str, str], parent: Manifest)
 class _Digests:
     """Computes the digests of all tensors from host memory, beside the writing: one shard after another.
 
-    What the disk returns is held against them. For what is large the digest has threads of its own.
+    What the disk returns is held against them.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -226,4 +226,4 @@ def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:
 
 def _digest_line(data: bytes) -> bytes:
     """The form that `b3sum --check` reads."""
-    return f"{digest(data)}  {layout.MANIFEST}\n".encode()
+    return f"{seal(data)}  {layout.MANIFEST}\n".encode()

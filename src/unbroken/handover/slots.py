@@ -28,7 +28,7 @@ from unbroken.storage.failures import translated
 _MAGIC = b"UNBROKEN-SLOT-01"
 # magic, sequence, size of the image, size of the words
 _RECORD = struct.Struct("<16sQQQ")
-_DIGEST_BYTES = 64
+_DIGEST_BYTES = 32
 # A guess at the description; what is too little is made up for when it is known.
 _WORDS_BYTES = 1 << 16
 _WORDS_BYTES_PER_TENSOR = 200

@@ -123,7 +123,7 @@ def unequal(
             continue
         # Bytes alone do not tell a tensor of one element from a scalar.
         is_alike = (source.dtype, source.shape) == (entry.dtype, tuple(entry.shape))
-        if not is_alike or digest(bytes_of(source)) != entry.digest:
+        if not is_alike or digest(bytes_of(source), manifest.digest_algorithm) != entry.digest:
             wrong.append(path)
     return sorted(place for place in wrong if not lies_in(place, excused))
 
