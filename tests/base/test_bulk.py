@@ -3,8 +3,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from unbroken.state.tensors import address_of
-from unbroken.storage.bulk import MOST_GATHERED, gather
+from unbroken.storage.bulk import MOST_GATHERED, HugeBuffers, gather, read_uncached
+from unbroken.storage.local import LocalStorage
 
 
 def test_pieces_of_memory_are_gathered_in_their_order(tmp_path: Path) -> None:
@@ -24,3 +27,54 @@ def test_what_cannot_be_gathered_is_said(tmp_path: Path) -> None:
     with open(tmp_path / "file", "rb") as file:
         assert not gather(file.fileno(), 0, [address_of(memoryview(memory))], [len(memory)])
     assert (tmp_path / "file").read_bytes() == b""
+
+
+SIZE = (9 << 20) + 1234
+
+
+@pytest.fixture
+def uncached(tmp_path: Path) -> tuple[Path, bytes]:
+    """A file that is not in the page cache, and what is in it."""
+    path, data = tmp_path / "value", os.urandom(SIZE)
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path, data
+
+
+@pytest.mark.parametrize("start", [0, 1, 4095, 4096, 4097, 8 << 20])
+def test_what_is_read_past_the_cache_is_what_is_in_the_file(uncached: tuple[Path, bytes], start: int) -> None:
+    path, data = uncached
+    storage = LocalStorage(path.parent)
+    for size in (SIZE - start, (1 << 20) + 1, 1 << 20):
+        if start + size <= SIZE:
+            target = memoryview(bytearray(size))
+            storage.read_into("value", start, target)
+            assert target == data[start : start + size]
+
+
+def test_reading_past_the_cache_leaves_nothing_in_it(uncached: tuple[Path, bytes]) -> None:
+    path, data = uncached
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(2):
+            target = memoryview(bytearray(SIZE + 100))
+            found = read_uncached(path, descriptor, 0, target, HugeBuffers())
+            if not found:
+                pytest.skip("this file system has no direct I/O, or this kernel does not tell what is cached")
+            # Again: had it come by way of the cache, the second time would not be the way past it.
+            assert (found, target[:found]) == (SIZE, data)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_is_in_the_cache_is_read_from_there(tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_bytes(os.urandom(SIZE))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        assert read_uncached(path, descriptor, 0, memoryview(bytearray(SIZE)), HugeBuffers()) == 0
+    finally:
+        os.close(descriptor)

@@ -89,7 +89,8 @@ def check_shard(
 def check_layout(key: str, shard: ShardEntry, members: dict[str, TensorEntry], header: bytes) -> None:
     """Raise DamagedError unless header, manifest and file agree and every byte belongs to something.
 
-    `header` is the one that was saved. Header and tensors carry the digests; that they tile the file makes sure that no byte is without.
+    `header` is the one that was saved. Header and tensors carry the digests; that they tile the file makes
+    sure that no byte is without.
     """
     if header_size(header, shard.size_bytes, key) != shard.header_bytes:
         raise DamagedError(f"{key}: the manifest tells another size of the header", hint=HINT)

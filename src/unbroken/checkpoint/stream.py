@@ -1,7 +1,7 @@
 """Reading the tensors of a shard piece by piece, each held against its digest while it is hot.
 
 What is large goes straight to where it belongs and is digested there; what is small is read together
-with its neighbours. No thread needs more memory than one piece.
+with its neighbours and copied. No thread needs more memory than one piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from unbroken.checkpoint.manifest import TensorEntry
 from unbroken.storage.base import Storage
 from unbroken.storage.parallel import share
 
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 4 << 20
+_SMALL_BYTES = 1 << 20
 _THREADS = 4
 
 Members = list[tuple[str, TensorEntry]]
@@ -29,7 +30,8 @@ def stream_tensors(
 ) -> list[str]:
     """Read the tensors `members` of the shard `key` and return those that are not what was saved.
 
-    `algorithm` is that of their digests. The bytes of a tensor go to its memory in `into`, where it has one, also when they are damaged.
+    `algorithm` is that of their digests. The bytes of a tensor go to its memory in `into`, where it has
+    one, also when they are damaged.
     Raises StorageError when the storage fails.
     """
     groups = _groups(members)
@@ -39,14 +41,14 @@ def stream_tensors(
 
 
 def _groups(members: Mapping[str, TensorEntry]) -> list[Members]:
-    """Neighbours that fit into one piece together; a larger tensor alone. The largest come first."""
+    """Small neighbours that fit into one piece together; a larger tensor alone. The largest come first."""
     groups: list[Members] = []
     first, room = 0, -1
     for path, entry in sorted(members.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
-        end = entry.offset + entry.size_bytes
-        if end - first > room:
+        is_small = entry.size_bytes <= _SMALL_BYTES
+        if not is_small or entry.offset + entry.size_bytes - first > room:
             groups.append([])
-            first, room = entry.offset, _PIECE_BYTES
+            first, room = entry.offset, _PIECE_BYTES if is_small else -1
         groups[-1].append((path, entry))
     return sorted(groups, key=_size, reverse=True)
 
@@ -85,7 +87,7 @@ class _Reading:
         self._pieces.append(piece)
 
     def _read(self, group: Members, piece: memoryview) -> None:
-        if len(group) == 1 and _size(group) > len(piece):
+        if _size(group) > _SMALL_BYTES and len(group) == 1:
             path, entry = group[0]
             self._judge(path, entry, self._read_large(entry, self._into.get(path), piece))
             return

@@ -14,6 +14,8 @@ Names: TypeAlias = list[str]
 
 # Memory, files and direct I/O meet on boundaries of this size.
 PAGE_BYTES = 4096
+# From here on a value is worth threads and direct I/O; below, one call is faster.
+BULK_BYTES = 1 << 20
 # Names that no reader is shown: what is being written, or being deleted.
 TEMPORARY_PREFIX = ".unbroken-tmp-"
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from unbroken.storage.base import (
+    BULK_BYTES,
     TEMPORARY_PREFIX,
     Buffer,
     Names,
@@ -48,6 +50,7 @@ class LocalStorage:
         self._reachable: set[Path] = set()
         # What is staged and not yet durable, by path: the descriptors that wrote it.
         self._staged: dict[Path, int] = {}
+        self._buffers = threading.local()
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -126,9 +129,34 @@ class LocalStorage:
     def read_into(self, key: str, start: int, target: memoryview) -> None:
         path = self._path(key)
         with translated("read", key):
-            found = _afresh(lambda: _read_into(path, start, target))
+            found = _afresh(lambda: self._read_into(path, start, target))
         if found < len(target):
             raise cut_short(key, len(target), found)
+
+    def _read_into(self, path: Path, start: int, target: memoryview) -> int:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = self._read_uncached(path, descriptor, start, target)
+            # One call returns at most 2 GiB.
+            while found < len(target):
+                count = os.preadv(descriptor, [target[found:]], start + found)
+                if count == 0:
+                    break
+                found += count
+            return found
+        finally:
+            os.close(descriptor)
+
+    def _read_uncached(self, path: Path, descriptor: int, start: int, target: memoryview) -> int:
+        if len(target) < BULK_BYTES:
+            return 0
+        # Loaded here: looking at checkpoints must start fast, and reads little.
+        from unbroken.storage.bulk import HugeBuffers, read_uncached
+
+        # One for each thread, which is gone with it.
+        if not hasattr(self._buffers, "own"):
+            self._buffers.own = HugeBuffers()
+        return read_uncached(path, descriptor, start, target, self._buffers.own)
 
     def size(self, key: str) -> int | None:
         path = self._path(key)
@@ -333,21 +361,6 @@ def _remove(path: Path) -> bool:
             raise
         return False
     return True
-
-
-def _read_into(path: Path, start: int, target: memoryview) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = 0
-        # One call returns at most 2 GiB.
-        while found < len(target):
-            count = os.preadv(descriptor, [target[found:]], start + found)
-            if count == 0:
-                break
-            found += count
-        return found
-    finally:
-        os.close(descriptor)
 
 
 def _sync_tree(path: Path) -> None:

@@ -41,11 +41,6 @@ class Part:
         """What the handler says of the tensors of this part."""
         return tensor_facts(self.handler)
 
-    def is_setting(self, path: str) -> bool:
-        """Tell whether the tensor at `path` is a setting, to be compared before it is set."""
-        pattern = self.tensors.settings
-        return bool(pattern) and matches(path.partition("/")[2], [pattern])
-
     @property
     def class_name(self) -> str:
         """The class of the object. Without its module: a script is `__main__`, and may be imported."""
@@ -89,6 +84,11 @@ def decode_part(entry: PartEntry, tensors: Callable[[str], LoadedTensor], *, des
 def part_of(path: str) -> str:
     """Return the name of the part that the tensor at `path` belongs to."""
     return path.partition("/")[0]
+
+
+def is_setting(path: str, pattern: str) -> bool:
+    """Tell whether the tensor at `path` is one of the settings of its part, compared before they are set."""
+    return bool(pattern) and matches(path.partition("/")[2], [pattern])
 
 
 def unequal(

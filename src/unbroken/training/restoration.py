@@ -34,7 +34,7 @@ from unbroken.training.comparison import (
     place_of,
 )
 from unbroken.training.idle import idle_patterns, idle_rules, told
-from unbroken.training.part import Part, decode_part, encode_parts, part_of, unequal
+from unbroken.training.part import Part, decode_part, encode_parts, is_setting, part_of, unequal
 from unbroken.training.restored import Restored, SettingInForce, noted_name
 
 _HINT = (
@@ -76,10 +76,11 @@ class Restoration:
 
     def run(self) -> Restored:
         """Restore; see `Parts.restore`."""
-        rates = _rates(self._all)
         live = TensorTable()
-        encode_parts(self._all, live)
-        reports = self._compare(live.sources)
+        entries = encode_parts(self._all, live)
+        rated = [part for part in self._all if _rates([entries[part.name]])]
+        rates = _rates(entries.values())
+        reports = self._compare(live)
         # Those that may refuse a state only when they are given it: nothing else is changed yet then.
         first = [
             part
@@ -87,9 +88,9 @@ class Restoration:
             if part.handler.order < ORDER_MODULE and not part.tensors.are_streamed
         ]
         rest = [part for part in self._parts if part not in first]
-        states, _ = self._land(first)
+        states, _ = self._land(first, {})
         self._put(first, states)
-        more, landed = self._land(rest)
+        more, landed = self._land(rest, self._places(self._encoded()[1]))
         states |= more
         settings = self._settings(states)
         changed = [f"{found.part}.{found.setting.key}" for found in settings]
@@ -105,7 +106,7 @@ class Restoration:
         return Restored(
             parts=reports,
             settings=(*kept, *settled, *said),
-            learning_rates=_rates(self._all),
+            learning_rates=_rates(encode_parts(rated, TensorTable()).values()),
             script_learning_rates=rates,
             inside_step=self._inside_step,
             idle=tuple(idle),
@@ -113,16 +114,20 @@ class Restoration:
 
     def again(self) -> None:
         """Put all state to the checkpoint once more."""
-        table = TensorTable()
-        entries = encode_parts(self._parts, table, inside_step=self._inside_step)
+        entries, table = self._encoded()
         touched = {part_of(path) for path in unequal(entries, table.sources, self._manifest)}
         # What is streamed is read anew, so only where something has changed; it shows in its bytes.
         parts = [part for part in self._parts if not part.tensors.are_streamed or part.name in touched]
-        states, _ = self._land(parts)
+        states, _ = self._land(parts, self._places(table))
         self._put(parts, states)
         self._put_in_force()
 
-    def _compare(self, live: Mapping[str, TensorSource]) -> dict[str, PartReport]:
+    def _encoded(self) -> tuple[dict[str, PartEntry], TensorTable]:
+        """Return the live state of what is restored, as it is now."""
+        table = TensorTable()
+        return encode_parts(self._parts, table, inside_step=self._inside_step), table
+
+    def _compare(self, live: TensorTable) -> dict[str, PartReport]:
         """Return the report on every part; raise StateMismatchError with all that is not allowed."""
         manifest = self._manifest
         below = {part.name: part.tensors.below for part in self._all}
@@ -139,11 +144,11 @@ class Restoration:
             allowed = [item for item in differences if self._is_allowed(name, item)]
             refused += [f"{name}: {item}" for item in differences if item not in allowed]
             inside = below.get(name, "")
-            reports[name] = part_report(name, handlers[name], manifest, live, allowed, below=inside)
+            reports[name] = part_report(name, handlers[name], manifest, live.sources, allowed, below=inside)
             if allowed and nothing_matches(name, reports[name], manifest):
                 refused.append(f"{name}: nothing in it fits, so that nothing would be restored")
             self._note_allowed(name, inside, allowed)
-        refused = refused or [*self._horizon_differences(), *self._alias_differences()]
+        refused = refused or [*self._horizon_differences(), *self._alias_differences(live)]
         if refused:
             lines = "\n  ".join(refused)
             raise StateMismatchError(
@@ -215,13 +220,12 @@ class Restoration:
             if setting.is_horizon
         ]
 
-    def _alias_differences(self) -> list[str]:
+    def _alias_differences(self, table: TensorTable) -> list[str]:
         """Weights tied on one side only would be restored right and then trained apart, or together."""
-        table = TensorTable()
-        encode_parts(self._parts, table)
+        restored = {part.name for part in self._parts}
         tensors = self._manifest.tensors
         both = _all_paths(tensors, {path: entry.aliases for path, entry in tensors.items()})
-        both &= _all_paths(table.sources, table.aliases)
+        both &= {path for path in _all_paths(table.sources, table.aliases) if part_of(path) in restored}
         live = _ties(((path, *others) for path, others in table.aliases.items()), both)
         kept = _ties(((path, *entry.aliases) for path, entry in tensors.items()), both)
         return [
@@ -286,9 +290,14 @@ class Restoration:
         overrides, value = handler, part.value
         self._finish.append(lambda: overrides.override(value, chosen))
 
-    def _land(self, parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, int]]:
-        """Return the states of `parts`, every byte read, and the addresses that bytes went to by path."""
-        flight = self._arrivals.flight(self._live_tensors())
+    def _land(
+        self, parts: Sequence[Part], places: Mapping[str, TensorSource]
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return the states of `parts`, every byte read, and the addresses that bytes went to by path.
+
+        Bytes go to `places`, by path, at once, where the object that is to hold them has room for them.
+        """
+        flight = self._arrivals.flight(places)
         states = {part.name: decode_part(self._manifest.parts[part.name], flight.get) for part in parts}
         landed = flight.land()
         return {part.name: self._converted(part, states[part.name]) for part in parts}, landed
@@ -322,8 +331,7 @@ class Restoration:
     def _check_read_back(self, landed: Mapping[str, int]) -> None:
         placed = {part.name for part in self._parts if part.tensors.are_placed}
         verified = {path: address for path, address in landed.items() if part_of(path) in placed}
-        table = TensorTable()
-        entries = encode_parts(self._parts, table, inside_step=self._inside_step)
+        entries, table = self._encoded()
         sources, manifest = table.sources, self._manifest
         wrong = unequal(entries, sources, manifest, verified, inexact=self._inexact, excused=self._excused)
         if wrong:
@@ -333,22 +341,21 @@ class Restoration:
                 hint="the load_state_dict() of that object does not restore what its state_dict() gave",
             )
 
-    def _live_tensors(self) -> dict[str, TensorSource]:
-        table = TensorTable()
-        encode_parts(self._parts, table, inside_step=self._inside_step)
-        streamed = {part.name: part for part in self._parts if part.tensors.are_streamed}
+    def _places(self, table: TensorTable) -> dict[str, TensorSource]:
+        """Return the live tensors of `table` that bytes may be read into, by path."""
+        settings = {part.name: part.tensors.settings for part in self._parts if part.tensors.are_streamed}
         found = {
             path: source
             for path, source in table.sources.items()
-            if part_of(path) in streamed and not streamed[part_of(path)].is_setting(path)
+            if part_of(path) in settings and not is_setting(path, settings[part_of(path)])
         }
         # Where two paths lead to one memory that the checkpoint keeps apart, each gets one of its own.
         places = Counter(source.address for source in found.values())
         return {path: source for path, source in found.items() if places[source.address] == 1}
 
 
-def _rates(parts: Sequence[Part]) -> tuple[float, ...]:
-    return learning_rates(entry.state for entry in encode_parts(parts, TensorTable()).values())
+def _rates(entries: Iterable[PartEntry]) -> tuple[float, ...]:
+    return learning_rates(entry.state for entry in entries)
 
 
 def _with_keys(manifest: Manifest) -> list[PartEntry]:

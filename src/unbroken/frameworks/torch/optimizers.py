@@ -80,10 +80,11 @@ class OptimizerHandler:
                 for group in value.param_groups
             ],
             "state": {
-                names[id(parameter)]: dict(value.state[parameter])
+                names[id(parameter)]: dict(entries)
                 for group in value.param_groups
                 for parameter in group["params"]
-                if parameter in value.state
+                # Asked once: the hash of a tensor is a call into Python. No entry is made by it.
+                if (entries := value.state.get(parameter)) is not None
             },
             **beside_parameters(value),
         }

@@ -43,13 +43,21 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 class TorchTensor(TensorSource):
     """A live tensor as a source of bytes, wherever it lies and however it is strided."""
 
-    __slots__ = ("_tensor", "dtype", "shape")
+    __slots__ = ("_tensor", "address", "dtype", "is_frozen", "shape")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        _refuse_unkeepable(tensor)
+        # All of it now, while the tensor is at hand: among many, whoever comes back to one waits for memory.
+        is_plain = _is_plain(tensor)
+        if not is_plain:
+            _refuse_unkeepable(tensor)
         self._tensor = tensor
         self.dtype = _NAMES[tensor.dtype]
         self.shape = tuple(tensor.shape)
+        # Classes that wrap other tensors have no memory of their own, whatever they say of it. And a
+        # conjugate or negative view has the same memory and other values.
+        has_memory = is_plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        self.address = tensor.data_ptr() if has_memory else None  # type: ignore[misc]
+        self.is_frozen = type(tensor) is torch.nn.Parameter and not tensor.requires_grad  # type: ignore[misc]
 
     @property
     def identity(self) -> Hashable | None:
@@ -59,18 +67,6 @@ class TorchTensor(TensorSource):
         # A conjugate or negative view has the same memory and other values.
         bits = (tensor.is_conj(), tensor.is_neg())
         return ("torch", tensor.device, tensor.data_ptr(), self.shape, tensor.stride(), tensor.dtype, bits)
-
-    @property
-    def address(self) -> int | None:
-        tensor = self._tensor
-        # Classes that wrap other tensors have no memory of their own, whatever they say of it.
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or not tensor.is_contiguous():
-            return None
-        return None if tensor.is_conj() or tensor.is_neg() else tensor.data_ptr()
-
-    @property
-    def is_frozen(self) -> bool:
-        return type(self._tensor) is torch.nn.Parameter and not self._tensor.requires_grad
 
     def detached(self) -> torch.Tensor:
         """Return the tensor outside of the graph, with the same memory."""
@@ -241,16 +237,18 @@ def _told_apart(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     return list(seen.values())
 
 
-def _refuse_unkeepable(tensor: torch.Tensor) -> None:
-    if (
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell of the kind that nearly all leaves of a state are of, that it can be kept."""
+    return (
         type(tensor) in _PLAIN
         and tensor.dtype in _NAMES
         and tensor.layout is _STRIDED
         and tensor.is_cpu
         and not tensor.is_nested
-    ):
-        # Asked for at every leaf of a state: nearly all of them are of this kind.
-        return
+    )
+
+
+def _refuse_unkeepable(tensor: torch.Tensor) -> None:
     found = _problem(tensor)
     if found is not None:
         problem, hint = found

@@ -59,6 +59,8 @@ def names_by_key(value: object) -> dict[str, str]:
 def canonical(key: str, names: Mapping[str, str]) -> str:
     """Return an entry of a state_dict without what wrappers add; `names` are those of modules by key."""
     place, _, leaf = key.rpartition(".")
+    if place in names and leaf not in WRAPPED_AS:
+        return dotted(names[place], leaf)
     inside = [leaf]
     while place not in names:
         place, _, segment = place.rpartition(".")
