@@ -10,6 +10,7 @@
     |-- CheckpointError             use another checkpoint
     |   |-- DamagedError            bytes are not what was written
     |   |-- FormatVersionError      written by a newer release
+    |   |-- NotFiniteError          NaN or infinity where training cannot go on from it
     |   `-- CheckpointNotFoundError nothing (of that name) to resume from
     `-- InputError                  fix what was handed in
         |-- UsageError              a wrong argument or command
@@ -112,6 +113,13 @@ class FormatVersionError(CheckpointError):
     """Written by a newer release, in a format version this one does not know."""
 
     kind = "format-version"
+    exit_code = EXIT_DO_NOT_RESTART
+
+
+class NotFiniteError(CheckpointError):
+    """NaN or infinity in what training makes: nothing can go on from that."""
+
+    kind = "not-finite"
     exit_code = EXIT_DO_NOT_RESTART
 
 

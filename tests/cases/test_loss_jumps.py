@@ -15,7 +15,7 @@ import unbroken
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 
 from . import broken
-from .scenes import Brokens, ask_to_stop, fails, restore, run_of, save, stopped, train
+from .scenes import Brokens, ask_to_stop, batch, fails, restore, run_of, save, stopped, train
 
 
 def built(seed: int) -> dict[str, Any]:
@@ -94,22 +94,34 @@ class TestAfterABlowUp:
     """The last checkpoint holds NaN, and to resume from it is useless (Rikorose/DeepFilterNet#30)."""
 
     # No handler is in this: which checkpoint to go on from is chosen, not restored.
-    def test_a_run_goes_back_by_name_and_sets_the_later_ones_aside(self, tmp_path: Path) -> None:
+    def train(self, directory: Path, last: int, bad: int | None, **keywords: Any) -> int:
+        """Train to step `last`, the gradient of step `bad` infinite; return where the attempt began."""
         parts = built(1)
-        keep = [unbroken.KeepBest(1, "loss", mode="min"), unbroken.KeepLast(2)]
-        with run_of(tmp_path, (), save=[unbroken.EverySteps(5)], keep=keep, **parts) as run:
-            for step in range(15):
-                train(parts["model"], parts["optimizer"], range(step, step + 1))
-                if step == 12:
-                    parts["model"][0].weight.data.fill_(math.inf)
-                run.step(loss=parts["model"](torch.ones(1, 4)).square().sum())
-        assert unbroken.CheckpointStore(tmp_path).names() == ["step-00000010", "step-00000015"]
-        again = built(2)
-        with run_of(tmp_path, (), resume="step-00000010", **again) as run:
-            assert run.step_count == 10
-            assert all(bool(weight.isfinite().all()) for weight in again["model"].parameters())
-            train(again["model"], again["optimizer"], range(10, 15))
-            for _ in range(5):
-                run.step()
-        assert unbroken.CheckpointStore(tmp_path).names() == ["step-00000010", "step-00000015"]
+        with run_of(directory, (), save=[unbroken.EverySteps(5)], **keywords, **parts) as run:
+            began = run.step_count
+            while run.step_count < last:
+                loss = (parts["model"](batch(run.step_count, 8, 4)) ** 2).mean()
+                parts["optimizer"].zero_grad()
+                (loss * (math.inf if run.step_count == bad else 1.0)).backward()
+                parts["optimizer"].step()
+                run.step(loss=loss)
+            assert last < 20 or all(bool(weight.isfinite().all()) for weight in parts["model"].parameters())
+        return began
+
+    def test_a_run_goes_on_from_before_it_and_reaches_the_end_without_the_bad_batch(
+        self, tmp_path: Path
+    ) -> None:
+        self.train(tmp_path, 15, bad=12)
+        assert unbroken.CheckpointStore(tmp_path).names()[-2:] == ["step-00000010", "step-00000015"]
+        assert self.train(tmp_path, 20, bad=None) == 10
+        assert unbroken.CheckpointStore(tmp_path).names()[-1] == "step-00000020"
         assert (tmp_path / "quarantine/step-00000015").is_dir()
+
+    def test_it_does_not_where_nobody_looks(self, tmp_path: Path) -> None:
+        self.train(tmp_path, 15, bad=12, non_finite=["*"])
+        with fails():
+            assert self.train(tmp_path, 20, bad=None, non_finite=["*"]) == 10
+
+    def test_it_is_resumed_if_it_is_asked_for_by_name(self, tmp_path: Path) -> None:
+        self.train(tmp_path, 15, bad=12)
+        assert self.train(tmp_path, 15, bad=None, resume="step-00000015") == 15

@@ -76,6 +76,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
     # What the user chose where a restore was not exact: fresh parts, settings of the script.
     choices: dict[str, Any] = {}
+    # How many numbers are NaN or infinite, by the paths of tensors that must not; None: nobody looked.
+    non_finite: dict[str, int] | None = None
     parts: dict[str, PartEntry]
     shards: dict[str, ShardEntry]
     tensors: dict[str, TensorEntry]

@@ -10,7 +10,13 @@ from unbroken.checkpoint.highlights import plain_metrics
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.pins import held, read_pins
 from unbroken.checkpoint.reader import read_manifest
-from unbroken.checkpoint.retention import CheckpointFacts, RetentionPlan, RetentionPolicy, plan_retention
+from unbroken.checkpoint.retention import (
+    CheckpointFacts,
+    RetentionPlan,
+    RetentionPolicy,
+    newest_to_go_on_from,
+    plan_retention,
+)
 from unbroken.errors import CheckpointError, StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.storage.base import Storage
@@ -51,6 +57,7 @@ class Pruner:
             step=manifest.step,
             created=datetime.fromisoformat(manifest.created),
             metrics=plain_metrics(manifest.metrics),
+            is_finite=not manifest.non_finite,
         )
         self._known[name] = _Known(manifest.run_id, facts)
 
@@ -118,8 +125,8 @@ class Pruner:
 
 
 def _doubt(found: _Found, is_intact: Callable[[str], bool] | None) -> str | None:
-    """Return why the newest checkpoint may not be good: then an older one may be the last good one."""
-    newest = found.ours[-1].name
+    """Return why the newest to go on from may not be good: then an older one may be the last good one."""
+    newest = newest_to_go_on_from(found.ours).name
     for name, problem in found.unreadable.items():
         if _order(name) > _order(newest):
             return f"{name}, the newest, {problem}"

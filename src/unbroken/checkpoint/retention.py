@@ -13,12 +13,16 @@ from unbroken.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """What retention knows about a checkpoint; `created` is its time in UTC."""
+    """What retention knows about a checkpoint; `created` is its time in UTC.
+
+    One that is not finite (NaN in trained parameters) is nothing to go on from.
+    """
 
     name: str
     step: int
     created: datetime
     metrics: dict[str, float] = field(default_factory=dict)
+    is_finite: bool = True
 
 
 class RetentionPolicy(Protocol):
@@ -146,11 +150,13 @@ def plan_retention(
 ) -> RetentionPlan:
     """Return what to keep of `checkpoints` (oldest first) and what to prune, with reasons.
 
-    The newest checkpoint and those in `protected` (`name -> reason`) stay, whatever the policies say.
+    The newest checkpoint, the newest to go on from, and those in `protected` (`name -> reason`) stay,
+    whatever the policies say.
     """
     kept = dict(protected or {})
     if checkpoints:
         kept.setdefault(checkpoints[-1].name, "the newest")
+        kept.setdefault(newest_to_go_on_from(checkpoints).name, "the newest that is finite")
     for policy in policies:
         for name, reason in policy.keeps(checkpoints).items():
             kept.setdefault(name, reason)
@@ -160,6 +166,11 @@ def plan_retention(
         kept={name: kept[name] for name in names if name in kept},
         pruned={name: unwanted for name in names if name not in kept},
     )
+
+
+def newest_to_go_on_from(checkpoints: Sequence[CheckpointFacts]) -> CheckpointFacts:
+    """Return the newest of `checkpoints`, oldest first, that is finite, or of all if none is."""
+    return next((found for found in reversed(checkpoints) if found.is_finite), checkpoints[-1])
 
 
 def _at_least_one(policy: str, count: int) -> None:

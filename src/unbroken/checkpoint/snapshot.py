@@ -42,12 +42,16 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A captured state. `images` holds, for each shard, the file's bytes as they will be written."""
+    """A captured state. `images` holds, for each shard, the file's bytes as they will be written.
+
+    `unwatched` are the tensors that may be NaN or infinite.
+    """
 
     description: Description
     plans: list[ShardPlan]
     images: dict[str, memoryview]
     aliases: dict[str, list[str]]
+    unwatched: frozenset[str] = frozenset()
 
 
 class HostBuffers:
@@ -81,6 +85,7 @@ def capture(description: Description, table: TensorTable, buffers: HostBuffers) 
         plans=plan.shards,
         images={shard.file: image[plan.starts[shard.file] :][: shard.size_bytes] for shard in plan.shards},
         aliases=given_aliases(table),
+        unwatched=frozenset(table.unwatched()),
     )
 
 

@@ -191,9 +191,9 @@ class CheckpointStore:
 
 
 def newest_verified(directory: Path) -> str | None:
-    """Return the name of the newest checkpoint in `directory` that is intact to the last byte, or None."""
+    """Return the name of the newest checkpoint in `directory` that is finite, and intact to the last byte."""
     store = CheckpointStore(directory)
     for name in reversed(store.names()):
-        if store.is_intact(name):
+        if store.is_intact(name) and not store.get(name).manifest.non_finite:
             return name
     return None

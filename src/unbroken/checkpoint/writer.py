@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.digest import ALGORITHM, digest, seal
+from unbroken.checkpoint.digests import CountNonFinite, Digests, bytes_at
 from unbroken.checkpoint.envelope import FORMAT, FORMAT_VERSION
 from unbroken.checkpoint.manifest import Manifest, ShardEntry, TensorEntry, encode_manifest
 from unbroken.checkpoint.snapshot import Snapshot
@@ -31,19 +31,21 @@ def write_checkpoint(
     *,
     before_commit: Callable[[], None] = lambda: None,
     parent: Manifest | None = None,
+    count_non_finite: CountNonFinite | None = None,
 ) -> Manifest:
     """Write `snapshot` as the checkpoint `name` and return its manifest.
 
     Readers see the whole checkpoint or none of it. `before_commit` is called when all bytes are
     durable and nothing is visible yet; what it raises ends the save. On any error the staged files
     are removed and the storage is as it was. A shard that is, byte for byte, one of `parent`, a
-    checkpoint of this storage, is shared with it where the storage can.
+    checkpoint of this storage, is shared with it where the storage can. With `count_non_finite` the manifest
+    names the tensors that are not finite and should be.
     """
     sharable = {plan.file for plan in snapshot.plans if _may_be_unchanged(snapshot, plan, parent)}
     _check_space(storage, snapshot, name, sharable)
     staging = f"{layout.CHECKPOINTS}/{layout.STAGING_PREFIX}{name}-{os.urandom(4).hex()}"
     try:
-        digests = _Digests(snapshot)
+        digests = Digests(snapshot, count_non_finite)
         try:
             for plan in snapshot.plans:
                 known = parent if plan.file in sharable else None
@@ -91,7 +93,7 @@ def _stage_shard(
     snapshot: Snapshot,
     plan: ShardPlan,
     staging: str,
-    digests: _Digests,
+    digests: Digests,
     parent: Manifest | None,
 ) -> None:
     target = f"{staging}/{plan.file}"
@@ -121,9 +123,7 @@ def _may_be_unchanged(snapshot: Snapshot, plan: ShardPlan, parent: Manifest | No
     known = parent.tensors.get(smallest) if smallest is not None else None
     if smallest is None or known is None:
         return False
-    placed = plan.placements[smallest]
-    image = snapshot.images[plan.file]
-    return known.digest == digest(image[placed.offset : placed.offset + placed.size_bytes])
+    return known.digest == digest(bytes_at(snapshot.images[plan.file], plan.placements[smallest]))
 
 
 def _is_unchanged(plan: ShardPlan, digests: Mapping[str, str], parent: Manifest) -> bool:
@@ -136,54 +136,7 @@ def _is_unchanged(plan: ShardPlan, digests: Mapping[str, str], parent: Manifest)
     )
 
 
-class _Digests:
-    """Computes the digests of all tensors from host memory, beside the writing: one shard after another.
-
-    What the disk returns is held against them.
-    """
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._found: dict[str, dict[str, str]] = {}
-        self._error: BaseException | None = None
-        self._done = {plan.file: threading.Event() for plan in snapshot.plans}
-        self._thread: threading.Thread | None = threading.Thread(target=self._compute, name="unbroken-digest")
-        try:
-            self._thread.start()
-        except RuntimeError:
-            # No more threads on this machine, or for this user: then one after the other.
-            self._thread = None
-            self._compute()
-
-    def of(self, file: str) -> dict[str, str]:
-        """Return `path -> digest` for the shard `file`, when they are known."""
-        self._done[file].wait()
-        if self._error is not None:
-            raise self._error
-        return self._found[file]
-
-    def join(self) -> None:
-        """Return when the thread has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _compute(self) -> None:
-        try:
-            for plan in self._snapshot.plans:
-                image = self._snapshot.images[plan.file]
-                self._found[plan.file] = {
-                    path: digest(image[placed.offset : placed.offset + placed.size_bytes])
-                    for path, placed in plan.placements.items()
-                }
-                self._done[plan.file].set()
-        except BaseException as error:  # noqa: BLE001 - raised again for who asks
-            self._error = error
-        finally:
-            for done in self._done.values():
-                done.set()
-
-
-def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:
+def _manifest(snapshot: Snapshot, name: str, digests: Digests) -> Manifest:
     parsed = layout.parse_checkpoint_name(name)
     assert parsed is not None, f"not a checkpoint name: {name}"
     said = snapshot.description
@@ -218,6 +171,7 @@ def _manifest(snapshot: Snapshot, name: str, digests: _Digests) -> Manifest:
         config=said.config,
         environment=said.environment,
         choices=said.choices,
+        non_finite=digests.non_finite,
         parts=said.parts,
         shards=shards,
         tensors=tensors,

@@ -45,27 +45,36 @@ class Writer(Protocol):
 
 
 def start_writer(
-    directory: Path, attempt: int, *, size_bytes: int, outlives: bool, parent: str | None
+    directory: Path,
+    attempt: int,
+    *,
+    size_bytes: int,
+    outlives: bool,
+    parent: str | None,
+    look: str | None = None,
 ) -> Writer:
     """Return a writer for states of about `size_bytes`; one that `outlives` this process is another process.
 
-    A small state is written before a process has started, and that costs more than it saves.
+    A small state is written before a process has started, and that costs more than it saves. `look` is
+    the module that tells what is not finite.
     """
     if not outlives and size_bytes < _OWN_PROCESS_BYTES:
-        return WriterHere(directory, attempt, parent)
+        return WriterHere(directory, attempt, parent, look)
     if outlives and os.getpid() == _FIRST_PROCESS:
         tell(
             "this is the first process of its container, nothing in which outlives it, snapshots neither",
             "start it by `unbroken run`, or the container with --init",
         )
-    return WriterProcess(directory, attempt, parent)
+    return WriterProcess(directory, attempt, parent, look)
 
 
 class WriterHere:
     """Writes in the process that trains: its last snapshot dies with it."""
 
-    def __init__(self, directory: Path, attempt: int, parent: str | None = None) -> None:
-        self._committer = Committer(directory, attempt, identify_self(), parent=parent)
+    def __init__(
+        self, directory: Path, attempt: int, parent: str | None = None, look: str | None = None
+    ) -> None:
+        self._committer = Committer(directory, attempt, identify_self(), parent=parent, look=look)
         self._readers: dict[Slot, SlotReader] = {}
 
     def commit(self, slot: Slot) -> Committed:
@@ -90,8 +99,11 @@ class WriterProcess:
     can be started (an interpreter that is part of another program) this process writes, and says so.
     """
 
-    def __init__(self, directory: Path, attempt: int, parent: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, attempt: int, parent: str | None = None, look: str | None = None
+    ) -> None:
         self._directory = directory
+        self._look = look
         self._attempt = attempt
         # Once: the name of the host, a part of it, may change.
         self._trainer = identify_self()
@@ -110,7 +122,7 @@ class WriterProcess:
         if reply is None:
             return self._writer_here().commit(slot)
         self._newest, self._sequence = reply.name, slot.sequence
-        return Committed(name=reply.name, step=reply.step)
+        return Committed(name=reply.name, step=reply.step, non_finite=reply.non_finite)
 
     def is_intact(self, name: str) -> bool:
         reply = self._ask(lambda _: Request(do="verify", number=self._number, name=name))
@@ -184,6 +196,7 @@ class WriterProcess:
             trainer=self._trainer.to_json(),
             parent=self._newest,
             sequence=self._sequence,
+            look=self._look,
         )
         child = Child(start)
         identity = identify(child.process_id)
@@ -199,7 +212,7 @@ class WriterProcess:
             f"no process to write checkpoints: {error}",
             "training writes them itself, and its snapshots do not outlive it",
         )
-        self._here = WriterHere(self._directory, self._attempt, self._newest)
+        self._here = WriterHere(self._directory, self._attempt, self._newest, self._look)
 
     def _writer_here(self) -> WriterHere:
         assert self._here is not None, "asked to write here although there is a process"

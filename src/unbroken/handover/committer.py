@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from unbroken.checkpoint.digests import CountNonFinite
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.checkpoint.verify import verify_checkpoint
@@ -16,20 +18,23 @@ from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.identity import check_not_superseded
 from unbroken.rundir.processes import ProcessIdentity
+from unbroken.rundir.tell import tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint that was written, and the step it is of."""
+    """A checkpoint that was written, and the step it is of; `non_finite` as in its manifest."""
 
     name: str
     step: int
+    non_finite: Mapping[str, int] = field(default_factory=dict)
 
 
 class Committer:
     """Writes for attempt `attempt` of the run in `directory`, as long as `trainer` holds it.
 
-    `parent` is a checkpoint that is known to be intact: what is unchanged since is shared with it.
+    `parent` is a checkpoint that is known to be intact: what is unchanged since is shared with it. `look` is
+    the module whose `count_non_finite` tells what is not finite: it needs more than what writing does.
     """
 
     def __init__(
@@ -40,7 +45,9 @@ class Committer:
         *,
         parent: str | None = None,
         sequence: int = 0,
+        look: str | None = None,
     ) -> None:
+        self._count = None if look is None else _counter(look)
         self._store = CheckpointStore(directory)
         self._may_commit: Callable[[], None] = lambda: check_not_superseded(directory, attempt, trainer)
         self._parent = _manifest_of(self._store, parent)
@@ -57,9 +64,11 @@ class Committer:
             name,
             before_commit=self._may_commit,
             parent=self._parent,
+            count_non_finite=self._count,
         )
         self.sequence = max(self.sequence, found.sequence)
-        return Committed(name=name, step=found.snapshot.description.step)
+        bad = self._parent.non_finite or {}
+        return Committed(name=name, step=found.snapshot.description.step, non_finite=bad)
 
     def newest_left(self, slots: list[SlotReader]) -> SlotReader | None:
         """Return the slot with the newest whole snapshot that is no checkpoint yet, or None."""
@@ -74,6 +83,15 @@ class Committer:
             # Not if it could not even be read: then nothing later shares anything with it.
             self._parent = parent
         return intact
+
+
+def _counter(module: str) -> CountNonFinite | None:
+    try:
+        found: CountNonFinite = importlib.import_module(module).count_non_finite
+    except ImportError as error:
+        tell(f"checkpoints are not looked through for NaN: {error}", "install NumPy")
+        return None
+    return found
 
 
 def _manifest_of(store: CheckpointStore, name: str | None) -> Manifest | None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from unbroken import errors
 from unbroken.errors import StorageError, UnbrokenError
+from unbroken.handover.committer import Committed
 
 MAX_MESSAGE_BYTES = 1 << 16
 _MAX_TEXT = 4000
+_MOST_NAMED = 5
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """What the writer process is told on its command line.
 
     `parent` is the newest checkpoint, whose bytes were verified or written by this trainer; snapshots up to
-    the number `sequence` are checkpoints already.
+    the number `sequence` are checkpoints already. `look` is the module that tells what is not finite.
     """
 
     directory: str
@@ -23,6 +27,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     trainer: dict[str, str | int]
     parent: str | None = None
     sequence: int = 0
+    look: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +48,23 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready."""
+    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready.
+
+    `non_finite` are some of those in the manifest.
+    """
 
     number: int = 0
     name: str = ""
     step: int = 0
+    non_finite: dict[str, int] = {}
     is_intact: bool = False
     failure: Failure | None = None
+
+
+def reply_of(committed: Committed, number: int) -> Reply:
+    """Return what is said of a checkpoint that was written."""
+    some = dict(itertools.islice(committed.non_finite.items(), _MOST_NAMED))
+    return Reply(number=number, name=committed.name, step=committed.step, non_finite=some)
 
 
 def failure_of(error: UnbrokenError) -> Failure:

@@ -20,7 +20,7 @@ import msgspec
 
 from unbroken.errors import StorageError, UnbrokenError
 from unbroken.handover.committer import Committed, Committer
-from unbroken.handover.messages import MAX_MESSAGE_BYTES, Reply, Request, Start, failure_of
+from unbroken.handover.messages import MAX_MESSAGE_BYTES, Reply, Request, Start, failure_of, reply_of
 from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.journal import Journal
@@ -50,7 +50,14 @@ def main(argument: str) -> int:
     trainer = ProcessIdentity.from_json(dict(start.trainer))
     assert trainer is not None, "started without an identity"
     directory = Path(start.directory)
-    committer = Committer(directory, start.attempt, trainer, parent=start.parent, sequence=start.sequence)
+    committer = Committer(
+        directory,
+        start.attempt,
+        trainer,
+        parent=start.parent,
+        sequence=start.sequence,
+        look=start.look,
+    )
     with socket.socket(fileno=0) as channel:
         service = _Service(channel, committer, trainer)
         if service.serve():
@@ -97,7 +104,7 @@ class _Service:
             # Sending alone does not tell: a forked data worker may hold the other end.
             is_heard = _is_alive(self._trainer) and self._send(reply)
             if reply.name and not is_heard:
-                self.unheard = Committed(name=reply.name, step=reply.step)
+                self.unheard = Committed(name=reply.name, step=reply.step, non_finite=reply.non_finite)
 
     def _receive(self) -> tuple[bytes, list[int], int, object]:
         """Return the next message; an empty one when the trainer is gone and has left none."""
@@ -120,8 +127,7 @@ class _Service:
         try:
             if request.do == "verify":
                 return Reply(number=request.number, is_intact=self._committer.is_intact(request.name))
-            committed = self._committer.commit(self.slots[request.slot])
-            return Reply(number=request.number, name=committed.name, step=committed.step)
+            return reply_of(self._committer.commit(self.slots[request.slot]), request.number)
         except UnbrokenError as error:
             return Reply(number=request.number, failure=failure_of(error))
 
@@ -141,7 +147,8 @@ def _save_what_is_left(directory: Path, attempt: int, committer: Committer, slot
 
 def _announce(directory: Path, attempt: int, committed: Committed) -> None:
     """Do what the trainer does when a checkpoint is written."""
-    point_latest(directory, committed.name)
+    if not committed.non_finite:
+        point_latest(directory, committed.name)
     # What counts is written; a full disk has no room for the words.
     with (
         suppress(StorageError),
@@ -167,8 +174,8 @@ def _step_back() -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
-    # The threads of the digest, read when the first starts: one processor is left to training.
-    os.environ["RAYON_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) - 1))
+    # Read when NumPy is imported: no threads that nothing here has work for.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     call = _IOPRIO_SET.get(platform.machine())
     if call is not None:
         # Refused in some containers; then the disk is shared evenly.

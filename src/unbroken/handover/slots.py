@@ -50,6 +50,7 @@ class _Words(msgspec.Struct, frozen=True):
     description: Description
     shards: list[_Shard]
     aliases: dict[str, list[str]]
+    unwatched: list[str]
 
 
 class Slot:
@@ -153,8 +154,13 @@ class SlotReader:
         words = msgspec.json.decode(encoded, type=_Words)
         images = {shard.file: image[shard.start :][: shard.size_bytes] for shard in words.shards}
         plans = [self._shard_plan(shard, images[shard.file]) for shard in words.shards]
-        aliases = words.aliases
-        snapshot = Snapshot(description=words.description, plans=plans, images=images, aliases=aliases)
+        snapshot = Snapshot(
+            description=words.description,
+            plans=plans,
+            images=images,
+            aliases=words.aliases,
+            unwatched=frozenset(words.unwatched),
+        )
         return Filled(sequence, snapshot)
 
     def _record(self) -> tuple[int, memoryview, memoryview] | None:
@@ -199,4 +205,4 @@ def _words(description: Description, plan: ImagePlan, table: TensorTable) -> Any
         _Shard(shard.file, plan.starts[shard.file], shard.size_bytes, len(shard.header))
         for shard in plan.shards
     ]
-    return _Words(description, shards, given_aliases(table))
+    return _Words(description, shards, given_aliases(table), table.unwatched())

@@ -18,7 +18,8 @@ class Choices:
     may be missing on either side, or differ in shape; `cast` those that may differ in dtype; `fresh` are
     parts that begin as the script built them. `override` are settings for which the script's value wins,
     `horizon` says what becomes of a schedule whose length has changed. `non_persistent` are buffers to
-    keep that a module's state_dict leaves out.
+    keep that a module's state_dict leaves out. `non_finite` are trained tensors that may hold NaN or
+    infinity.
     """
 
     rename: Mapping[Any, str] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class Choices:
     override: tuple[str, ...] = ()
     horizon: Horizon | None = None
     non_persistent: tuple[str, ...] = ()
+    non_finite: tuple[str, ...] = ()
 
     def noted(self, classes: Mapping[str, str]) -> dict[str, Any]:
         """Return what checkpoints note of these choices, so that each is made once, not at every restart.

@@ -72,6 +72,7 @@ class TensorFacts:
     `are_placed`: `restore` leaves them where they are, so that nothing is to be digested again.
     `settings` is the pattern of the paths of those that are settings, to be compared before they are set.
     `below` is the path under which the tensors for the name of a `Difference` stand, if it has any.
+    `are_trained`: all are what training makes of parameters, and finite as long as it is sound.
     """
 
     are_tied: bool = False
@@ -79,6 +80,7 @@ class TensorFacts:
     are_placed: bool = False
     settings: str = ""
     below: str = ""
+    are_trained: bool = False
 
 
 class StateHandler(Protocol):

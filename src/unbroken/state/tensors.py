@@ -35,6 +35,10 @@ ITEM_BYTES = {
 }
 
 
+# Those that can be NaN or infinite, as far as that is looked at.
+FLOATING = frozenset({"F16", "BF16", "F32", "F64", "C64"})
+
+
 def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Return how many bytes a tensor of that dtype and shape has."""
     return math.prod(shape) * ITEM_BYTES[dtype]
@@ -71,6 +75,11 @@ class TensorSource(ABC):
 
         A hint for the layout only; whether it changed is told by its bytes.
         """
+        return False
+
+    @property
+    def is_trained(self) -> bool:
+        """True if training makes it, so that it is finite as long as training is sound."""
         return False
 
     @abstractmethod

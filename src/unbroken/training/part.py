@@ -67,7 +67,10 @@ def encode_parts(
     codecs = families.codecs()
     entries = {}
     for part in parts:
-        encoder = Encoder(table, codecs, keep_aliases=part.tensors.are_tied)
+        facts = part.tensors
+        if facts.are_trained:
+            table.trained_parts.add(part.name)
+        encoder = Encoder(table, codecs, keep_aliases=facts.are_tied)
         entries[part.name] = PartEntry(
             handler=part.handler.name,
             type=f"{type(part.value).__module__}.{type(part.value).__qualname__}",

@@ -10,7 +10,7 @@ from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
-from unbroken.state.choices import Choices
+from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
 from unbroken.state.tree import TensorTable
 from unbroken.training import families
@@ -91,7 +91,10 @@ class Parts:
 
     def encode(self, table: TensorTable, *, inside_step: bool = False) -> dict[str, PartEntry]:
         """Return the state of every part; see `encode_parts`."""
-        return encode_parts(self._parts, table, inside_step=inside_step)
+        entries = encode_parts(self._parts, table, inside_step=inside_step)
+        if patterns := self._choices.non_finite:
+            table.exempt |= {path for path in table.sources if matches(path.replace("/", ".", 1), patterns)}
+        return entries
 
     def restore(self, checkpoint: Checkpoint) -> Restored:
         """Put the state of a checkpoint into the live objects, in the order of their handlers.

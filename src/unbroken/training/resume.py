@@ -13,6 +13,7 @@ from unbroken.errors import (
     CheckpointNotFoundError,
     DamagedError,
     NotARunError,
+    NotFiniteError,
     StorageError,
     UnbrokenError,
     UsageError,
@@ -47,12 +48,13 @@ def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restorin
     """Restore the checkpoint to go on from, and return it; None means: begin anew.
 
     With "auto" and "must" a damaged checkpoint goes to quarantine and the next older one is taken. One
-    that two attempts died of is passed over, unless no older one is left. A run whose checkpoints are
-    all damaged never begins anew by itself.
+    that two attempts died of is passed over, unless no older one is left; one that holds NaN always. A run
+    whose checkpoints are all of no use never begins anew by itself.
 
     Raises:
         CheckpointNotFoundError: nothing there with "must", or no checkpoint of that name.
         DamagedError: there were checkpoints, and none is intact; or the named one is damaged.
+        NotFiniteError: there are checkpoints, and none that is intact is finite.
         NotARunError: a checkpoint of another run lies here.
         UsageError: "never" in a directory that has checkpoints.
     """
@@ -69,23 +71,29 @@ def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restorin
     search = _Search(store, run_id, restoring)
     found = search.newest(reversed(names), max_deaths=MAX_DEATHS - 1)
     if found is not None:
-        return replace(found, later={name: died_of(died) for name, died in search.suspects.items()})
+        later = {name: died_of(died) for name, died in search.suspects.items()}
+        return replace(found, later=later | search.non_finite)
     # Nothing else is left to go on from, so to pass them over would help nobody.
     found = search.newest(list(search.suspects), max_deaths=None)
-    if found is None:
-        _check_begin(store, resume, search.passed_over)
-    return found
+    if found is not None:
+        return replace(found, later=search.non_finite)
+    if search.non_finite:
+        raise _nothing_finite(store, search.non_finite)
+    _check_begin(store, resume, search.passed_over)
+    return None
 
 
 class _Search:
     """Looks for the newest checkpoint that can be restored, and sets aside what is damaged on the way.
 
     `suspects` are intact but were passed over, with the attempts that died of them; newest first.
+    `non_finite` were passed over for what their manifests say is in them.
     """
 
     def __init__(self, store: CheckpointStore, run_id: str, restoring: Restoring) -> None:
         self.passed_over: dict[str, str] = {}
         self.suspects: dict[str, tuple[int, ...]] = {}
+        self.non_finite: dict[str, str] = {}
         self._store = store
         self._run_id = run_id
         self._restoring = restoring
@@ -97,6 +105,9 @@ class _Search:
             try:
                 checkpoint = self._store.get(name)
                 _check_owner(checkpoint, self._run_id)
+                if checkpoint.manifest.non_finite:
+                    self.non_finite[name] = _not_finite(checkpoint.manifest.non_finite)
+                    continue
                 died = self._deaths.get(_mark(checkpoint), ())
                 if max_deaths is not None and len(died) > max_deaths:
                     self.suspects[name] = died
@@ -162,6 +173,22 @@ def _record(path: Path) -> dict[str, Any] | None:
     except StorageError:
         # Bytes that cannot be read accuse no checkpoint in particular.
         return None
+
+
+def _not_finite(tensors: Mapping[str, int]) -> str:
+    path, count = next(iter(tensors.items()))
+    others = f" and {len(tensors) - 1} other tensors" if len(tensors) > 1 else ""
+    return f"not finite: NaN or infinity in {path} ({count} of its numbers){others}"
+
+
+def _nothing_finite(store: CheckpointStore, found: Mapping[str, str]) -> NotFiniteError:
+    name, reason = next(iter(found.items()))
+    return NotFiniteError(
+        f"{store.storage}: expected a checkpoint to go on from, found {len(found)} that are not finite; "
+        f"{name} is {reason}",
+        hint=f"to look at one, or to go on from it all the same, name it: resume={name!r}; "
+        "or begin anew in another run directory",
+    )
 
 
 def _check_begin(store: CheckpointStore, resume: str, passed_over: Mapping[str, str]) -> None:

@@ -21,6 +21,9 @@ from unbroken.state.tree import TensorTable
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 
+# By name, for the process that writes: what it needs besides is NumPy.
+_LOOK = "unbroken.frameworks.finite"
+
 
 class Saver:
     """Writes one checkpoint at a time; a second one waits for the first.
@@ -201,6 +204,7 @@ class Saver:
                 size_bytes=slot.size_bytes,
                 outlives=self._keeps_snapshots,
                 parent=self.newest_name,
+                look=_LOOK,
             )
         self._writer.share(slot)
 
@@ -227,9 +231,22 @@ class Saver:
         self._newest = committed
         self._committed_sequence = max(self._committed_sequence, slot.sequence)
         self._note("saved", step=committed.step, checkpoint=committed.name)
-        point_latest(self._directory, committed.name)
+        if committed.non_finite:
+            self._tell_of(committed)
+        else:
+            point_latest(self._directory, committed.name)
         self._prune(committed, writer)
         return True
+
+    def _tell_of(self, bad: Committed) -> None:
+        """Say that a state is not finite: nothing goes on from it."""
+        named = ", ".join(f"{path} ({count} of its numbers)" for path, count in bad.non_finite.items())
+        self._note("not-finite", checkpoint=bad.name, tensors=dict(bad.non_finite))
+        tell(
+            f"{bad.name} holds NaN or infinity: {named}; it is kept as evidence, and never resumed from",
+            "stop and look for the cause; a restart goes on from the newest checkpoint that is finite. "
+            "If they belong there, name them by non_finite= of Run",
+        )
 
     def _note(self, kind: str, **fields: object) -> None:
         try:

@@ -59,7 +59,7 @@ class OptimizerHandler:
     name = "torch.optimizer"
     order = ORDER_OPTIMIZER
     tensor_facts = TensorFacts(
-        are_streamed=True, are_placed=True, settings="groups/*/options/*", below="state"
+        are_streamed=True, are_placed=True, settings="groups/*/options/*", below="state", are_trained=True
     )
 
     def __init__(self, parts: Mapping[str, object]) -> None:

@@ -43,7 +43,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 class TorchTensor(TensorSource):
     """A live tensor as a source of bytes, wherever it lies and however it is strided."""
 
-    __slots__ = ("_tensor", "address", "dtype", "is_frozen", "shape")
+    __slots__ = ("_tensor", "address", "dtype", "is_frozen", "is_trained", "shape")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # All of it now, while the tensor is at hand: among many, whoever comes back to one waits for memory.
@@ -57,7 +57,9 @@ class TorchTensor(TensorSource):
         # conjugate or negative view has the same memory and other values.
         has_memory = is_plain and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
         self.address = tensor.data_ptr() if has_memory else None  # type: ignore[misc]
-        self.is_frozen = type(tensor) is torch.nn.Parameter and not tensor.requires_grad  # type: ignore[misc]
+        is_parameter, is_trained = type(tensor) is torch.nn.Parameter, tensor.requires_grad
+        self.is_frozen = is_parameter and not is_trained  # type: ignore[misc]
+        self.is_trained = is_parameter and is_trained  # type: ignore[misc]
 
     @property
     def identity(self) -> Hashable | None:

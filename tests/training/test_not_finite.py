@@ -1,0 +1,120 @@
+"""A state that blew up is kept as evidence; nothing goes on from it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import unbroken
+from unbroken.checkpoint.store import CheckpointStore, newest_verified
+from unbroken.errors import NotFiniteError
+from unbroken.rundir.journal import read_events
+
+from .runs import names
+
+
+def parts(**more: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **more}
+
+
+def blow_up(model: nn.Module, value: float = math.nan) -> None:
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = value
+
+
+def save_at(directory: Path, *bad_steps: int, steps: int, **keywords: Any) -> None:
+    """Save at every step up to `steps`, the weights of `bad_steps` not finite."""
+    live = parts()
+    with unbroken.Run(directory, save=[unbroken.EverySteps(1)], **keywords, **live) as run:
+        while run.step_count < steps:
+            blow_up(live["model"], math.nan if run.step_count + 1 in bad_steps else 0.5)
+            run.step()
+
+
+def test_the_manifest_names_what_is_not_finite_and_how_much_of_it(tmp_path: Path) -> None:
+    save_at(tmp_path, 2, steps=2, keep=[])
+    store = CheckpointStore(tmp_path)
+    assert [store.get(name).manifest.non_finite for name in names(tmp_path)[:2]] == [{}, {"model/weight": 1}]
+
+
+def test_a_large_state_is_looked_through_by_the_process_that_writes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(600, 600)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 600)).sum().backward()
+    optimizer.step()
+    optimizer.state[model.weight]["exp_avg"][:, 7] = math.inf
+    with unbroken.Run(tmp_path, model=model, optimizer=optimizer) as run:
+        run.step()
+    (manifest,) = (CheckpointStore(tmp_path).get(name).manifest for name in names(tmp_path))
+    assert manifest.non_finite == {"optimizer/state/model.weight/exp_avg": 600}
+
+
+def test_a_run_goes_on_from_the_newest_that_is_finite_and_sets_the_others_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_at(tmp_path, 3, 4, steps=4, keep=[])
+    assert "step-00000003 holds NaN or infinity: model/weight (1 of its numbers)" in capsys.readouterr().err
+    with unbroken.Run(tmp_path, keep=[], **parts()) as run:
+        assert run.step_count == 2
+        assert run.restored is not None
+        passed_over = run.restored.as_json()["passed_over"]
+        assert "not finite: NaN or infinity in model/weight" in passed_over["step-00000003"]
+        run.step()
+    assert {path.name for path in (tmp_path / "quarantine").iterdir()} >= {"step-00000003", "step-00000004"}
+
+
+def test_latest_stays_at_what_can_be_gone_on_from(tmp_path: Path) -> None:
+    save_at(tmp_path, 3, steps=3, keep=[])
+    assert (tmp_path / "latest").resolve().name == "step-00000002"
+    assert newest_verified(tmp_path) == "step-00000002"
+
+
+def test_the_journal_says_which_tensors(tmp_path: Path) -> None:
+    save_at(tmp_path, 2, steps=2)
+    events = read_events(next(tmp_path.glob("attempts/*/events-rank0.jsonl")))
+    (found,) = {event["checkpoint"]: event for event in events if event["kind"] == "not-finite"}.values()
+    assert found["tensors"] == {"model/weight": 1}
+
+
+def test_retention_never_deletes_the_newest_that_is_finite(tmp_path: Path) -> None:
+    save_at(tmp_path, *range(3, 9), steps=8, keep=[unbroken.KeepLast(2)])
+    assert "step-00000002" in names(tmp_path)
+    assert "step-00000001" not in names(tmp_path)
+
+
+def test_where_none_is_finite_a_run_never_begins_anew_by_itself(tmp_path: Path) -> None:
+    save_at(tmp_path, 1, 2, steps=2)
+    for resume in ("auto", "must"):
+        with pytest.raises(NotFiniteError, match="2 that are not finite") as caught:
+            unbroken.Run(tmp_path, resume=resume, **parts()).__enter__()
+        assert caught.value.exit_code == 78
+    with unbroken.Run(tmp_path, resume="step-00000002", **parts()) as run:
+        assert run.step_count == 2
+
+
+def test_what_is_not_trained_may_be_anything(tmp_path: Path) -> None:
+    live = parts()
+    live["model"].register_buffer("mask", torch.full((2, 2), -math.inf))
+    live["model"].bias.requires_grad_(False)
+    blow_up(live["model"], 0.5)
+    with torch.no_grad():
+        live["model"].bias[0] = math.nan
+    with unbroken.Run(tmp_path, **live, best={"loss": torch.tensor(math.inf)}) as run:
+        run.step()
+    assert CheckpointStore(tmp_path).latest().manifest.non_finite == {}
+
+
+def test_a_trained_tensor_may_be_if_it_is_named(tmp_path: Path) -> None:
+    live = parts()
+    blow_up(live["model"], -math.inf)
+    with unbroken.Run(tmp_path, non_finite=["model.weight"], **live) as run:
+        run.step()
+    assert CheckpointStore(tmp_path).latest().manifest.non_finite == {}
