@@ -13,7 +13,7 @@ from typing import Any
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, Place, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
-from unbroken.state.tensors import TensorSource, address_of
+from unbroken.state.tensors import FLOATING, TensorSource, address_of
 from unbroken.state.tree import TensorTable
 from unbroken.storage.bulk import gather
 from unbroken.storage.parallel import share
@@ -85,13 +85,24 @@ def capture(description: Description, table: TensorTable, buffers: HostBuffers) 
         plans=plan.shards,
         images={shard.file: image[plan.starts[shard.file] :][: shard.size_bytes] for shard in plan.shards},
         aliases=given_aliases(table),
-        unwatched=frozenset(table.unwatched()),
+        unwatched=frozenset(unwatched(table)),
     )
 
 
 def given_aliases(table: TensorTable) -> dict[str, list[str]]:
     """Return `path -> further paths` for the tensors that have any."""
     return {path: list(others) for path, others in table.aliases.items() if others}
+
+
+def unwatched(table: TensorTable) -> list[str]:
+    """Return the paths of floating tensors that may be NaN or infinite without anything being wrong."""
+    trained, exempt = table.trained_parts, table.exempt
+    return [
+        path
+        for path, source in table.sources.items()
+        if source.dtype in FLOATING
+        and (path in exempt or not (source.is_trained or path.partition("/")[0] in trained))
+    ]
 
 
 def copy_into(

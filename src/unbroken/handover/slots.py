@@ -20,7 +20,7 @@ import msgspec
 from unbroken.checkpoint.container import ShardPlan, parse_header
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.image import ImagePlan, plan_image
-from unbroken.checkpoint.snapshot import Description, Snapshot, copy_into, given_aliases
+from unbroken.checkpoint.snapshot import Description, Snapshot, copy_into, given_aliases, unwatched
 from unbroken.state.tree import TensorTable
 from unbroken.storage.base import PAGE_BYTES
 from unbroken.storage.failures import translated
@@ -205,4 +205,4 @@ def _words(description: Description, plan: ImagePlan, table: TensorTable) -> Any
         _Shard(shard.file, plan.starts[shard.file], shard.size_bytes, len(shard.header))
         for shard in plan.shards
     ]
-    return _Words(description, shards, given_aliases(table), table.unwatched())
+    return _Words(description, shards, given_aliases(table), unwatched(table))

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
-from unbroken.state.tensors import FLOATING, HostTensor, LoadedTensor, TensorSource
+from unbroken.state.tensors import HostTensor, LoadedTensor, TensorSource
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -67,7 +67,7 @@ class TensorTable:
         self.sources: dict[str, TensorSource] = {}
         # Only for those that have any.
         self.aliases: dict[str, list[str]] = {}
-        # Parts all of whose tensors training makes, and paths of those that may be anything nevertheless.
+        # Parts all of whose tensors training makes, and paths of tensors that may be anything nevertheless.
         self.trained_parts: set[str] = set()
         self.exempt: set[str] = set()
         self._path_of: dict[object, str] = {}
@@ -83,16 +83,6 @@ class TensorTable:
         else:
             self.aliases.setdefault(first, []).append(path)
         return first
-
-    def unwatched(self) -> list[str]:
-        """Return the paths of floating tensors that may be NaN or infinite without anything being wrong."""
-        trained, exempt = self.trained_parts, self.exempt
-        return [
-            path
-            for path, source in self.sources.items()
-            if source.dtype in FLOATING
-            and (path in exempt or not (source.is_trained or path.partition("/")[0] in trained))
-        ]
 
     def _first_place(self, path: str, source: TensorSource) -> str:
         """Return the path under which the memory of `source` was entered already, or else `path`."""
