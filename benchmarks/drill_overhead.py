@@ -1,8 +1,8 @@
 """How much slower a script runs while it is rehearsed: steps of some length, with some state.
 
-    python drill_overhead.py [--megabytes 100] [--milliseconds 50] [--steps 40] [--rounds 3]
+    python benchmarks/drill_overhead.py [--megabytes 100] [--milliseconds 50] [--steps 40] [--rounds 3]
 
-Each round runs the script for real and rehearsed, in fresh processes, one after the other.
+Each round runs the script for real and rehearsed, in fresh processes, one after the other and in turns first.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def main() -> None:
     if wanted.child:
         train(wanted)
         return
-    plain, rehearsed = [], []
-    for _ in range(wanted.rounds):
-        plain.append(run(wanted, is_rehearsed=False))
-        rehearsed.append(run(wanted, is_rehearsed=True))
-        print(f"step {plain[-1]:6.1f} ms, rehearsed {rehearsed[-1]:6.1f} ms")
-    ratio = statistics.median(plain) / statistics.median(rehearsed)
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(wanted.rounds):
+        for is_rehearsed in (False, True) if number % 2 == 0 else (True, False):
+            taken[is_rehearsed].append(run(wanted, is_rehearsed=is_rehearsed))
+        print(f"step {taken[False][-1]:6.1f} ms, rehearsed {taken[True][-1]:6.1f} ms", flush=True)
+    ratio = statistics.median(taken[False]) / statistics.median(taken[True])
     print(f"{wanted.megabytes:.0f} MB of state: {ratio:.2f} of the speed ({os.cpu_count()} processors)")
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 
+from unbroken.frameworks.torch.index_stream import IndexPlan, IndexStream
 from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
@@ -379,3 +382,15 @@ class HoldingWhatWasLoaded(OptimizerHandler):
     def restore(self, value: Any, state: Any) -> None:
         self._held = state
         super().restore(value, copy.deepcopy(state))
+
+
+def skipping(batches: Callable[[IndexPlan], int]) -> type[IndexStream]:
+    """Return an order that skips so many batches of the size in force, and compares them with nothing."""
+
+    class Skipping(IndexStream):
+        def prime(self) -> None:
+            if not self._is_primed:
+                self._is_primed = True
+                deque(islice(self._batches, batches(self._plan)), maxlen=0)
+
+    return Skipping

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import unbroken
+from unbroken.frameworks.torch import index_stream
 
-from .scenes import ask_to_stop
+from . import broken
+from .scenes import ask_to_stop, batch, fails, stopped
 
 Ledger = list[tuple[int, tuple[int, ...]]]
 SAMPLES, BATCH = 20, 4
@@ -171,3 +174,126 @@ def test_consumed_samples_are_not_read_to_get_past_them(tmp_path: Path) -> None:
 
     assert data.reads == list(rest[0][1])
     assert len(rest) == 1
+
+
+class TestAccumulationFactor:
+    """Recent data comes again, or much is passed over (EleutherAI/gpt-neox#308, huggingface/diffusers#3467).
+
+    Forty micro-batches make ten steps of four, and the rest steps of four or of two.
+    """
+
+    def attempt(self, directory: Path, factor: int, stop_at: int = -1) -> list[int]:
+        """Train an epoch of 60 micro-batches; return the samples that were gathered for a step."""
+        torch.manual_seed(factor)
+        self.seen: list[int] = []
+        order = torch.Generator().manual_seed(1)
+        loader: DataLoader[Any] = DataLoader(range(120), 2, shuffle=True, generator=order)  # type: ignore[arg-type]
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        config = {"accumulate": factor}
+        with unbroken.Run(
+            directory, background=False, config=config, model=model, optimizer=optimizer
+        ) as run:
+            self.restored, self.begun_at = run.restored, run.step_count
+            for _ in run.epochs(1):
+                for indices in run.batches(loader):
+                    (model(batch(int(indices[0]), 2, 4)).square().mean() / factor).backward()
+                    self.seen += indices.tolist()
+                    if len(self.seen) // 2 % factor:
+                        continue
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if run.step_count + 1 == stop_at:
+                        ask_to_stop()
+                    run.step()
+        self.steps = run.step_count
+        return self.seen
+
+    def play(self, directory: Path, factor: int) -> None:
+        expected = self.attempt(directory / "whole", 4)
+        with stopped():
+            self.attempt(directory / "run", 4, stop_at=10)
+        before = self.seen
+        rest = self.attempt(directory / "run", factor)
+        assert before == expected[:80]
+        assert rest == expected[80:]
+        assert (self.begun_at, self.steps) == (10, 10 + 20 // factor)
+
+    @pytest.mark.parametrize("factor", [4, 2])
+    def test_samples_go_on_and_the_step_is_that_of_the_optimizer(self, tmp_path: Path, factor: int) -> None:
+        self.play(tmp_path, factor)
+        assert self.restored is not None
+        said = [str(change) for change in self.restored.config]
+        assert said == ([] if factor == 4 else ["config.accumulate: 4 -> 2"])
+
+    @pytest.mark.parametrize(
+        "count",
+        [lambda plan: plan.skip_batches // 4, lambda plan: plan.skip_batches * 4],
+        ids=["less", "more"],
+    )
+    def test_they_do_not_where_steps_are_taken_for_batches_or_the_reverse(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
+    ) -> None:
+        monkeypatch.setattr(index_stream, "IndexStream", broken.skipping(count))
+        with fails():
+            self.play(tmp_path, 2)
+
+
+class TestGlobalBatch:
+    """Of three times as many devices the progress is as before (huggingface/transformers#22580)."""
+
+    def attempt(self, directory: Path, loader: DataLoader[Any], stop_at: int = -1) -> list[list[int]]:
+        torch.manual_seed(3)
+        seen: list[list[int]] = []
+        try:
+            with unbroken.Run(directory, background=False) as run:
+                for _ in run.epochs(1):
+                    for indices in run.batches(loader):
+                        seen.append(indices.tolist())
+                        if run.step_count + 1 == stop_at:
+                            ask_to_stop()
+                        run.step()
+        except SystemExit:
+            pass
+        return seen
+
+    def shuffled(self, size: int) -> DataLoader[Any]:
+        return DataLoader(range(400), size, shuffle=True)  # type: ignore[arg-type]
+
+    def play(self, directory: Path) -> None:
+        order = [index for few in self.attempt(directory / "whole", self.shuffled(8)) for index in few]
+        before = self.attempt(directory / "run", self.shuffled(8), stop_at=10)
+        rest = self.attempt(directory / "run", self.shuffled(24))
+        assert [index for few in before for index in few] == order[:80]
+        assert [len(few) for few in rest] == [24] * 13 + [8]
+        assert [index for few in rest for index in few] == order[80:]
+
+    def test_the_next_sample_is_the_next_of_the_order_and_both_sizes_are_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.play(tmp_path)
+        assert "batch_size: checkpoint has 8, found 24" in capsys.readouterr().err
+
+    def test_it_is_not_where_the_position_is_a_number_of_batches(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        skipping = broken.skipping(lambda plan: plan.skip_batches)
+        monkeypatch.setattr(index_stream, "IndexStream", skipping)
+        with fails():
+            self.play(tmp_path)
+
+    @pytest.mark.parametrize("rank", [0, 7, 23])
+    def test_each_of_more_devices_goes_on_with_its_share_of_the_same_order(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], rank: int
+    ) -> None:
+        def share(rank: int, devices: int) -> DataLoader[Any]:
+            sampler = unbroken.ElasticSampler(range(240), rank=rank, world_size=devices)
+            return DataLoader(range(240), 1, sampler=sampler)  # type: ignore[arg-type]
+
+        order = [index for (index,) in self.attempt(tmp_path / "whole", share(0, 1))]
+        before = self.attempt(tmp_path / "run", share(0, 8), stop_at=10)
+        rest = self.attempt(tmp_path / "run", share(rank, 24))
+
+        assert [index for (index,) in before] == order[0:80:8]
+        assert [index for (index,) in rest] == order[80 + rank :: 24]
+        assert "sampler.world_size: checkpoint has 8, found 24" in capsys.readouterr().err

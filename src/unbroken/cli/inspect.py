@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from unbroken.cli import output
-from unbroken.cli.target import find_checkpoint
-from unbroken.inspection.summary import summarize
+from unbroken.cli.target import find_checkpoint, find_foreign
+from unbroken.cli.values import flat, printable, section, shortened, value_in_words
+from unbroken.errors import EXIT_DAMAGED
 
-# Longer is for programs: --json shortens nothing.
-_LONGEST_VALUE = 100
-_MOST_ROWS = 60
-_DEEPEST = 4
 _FIRST = ("lr", "weight_decay", "last_epoch")
 
 
@@ -24,12 +22,14 @@ _FIRST = ("lr", "weight_decay", "last_epoch")
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object, always with the tensors.")
 def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_json: bool) -> None:
-    """Show what is in a checkpoint: a directory, or CHECKPOINT (default: the newest) of the run TARGET.
+    """Show what is in a checkpoint: a path, or CHECKPOINT (default: the newest) of the run TARGET.
 
-    The manifest is verified; tensors are not read, `unbroken verify` does that.
+    The manifest is verified; tensors are not read, `unbroken verify` does that. A path may be of
+    another library: a file of torch.save (its pickle is read, never executed), safetensors, .npz.
+    Exits with 3 if it is damaged or incomplete.
 
     \b
-    Fields of --json:
+    Fields of --json, for checkpoints of runs:
       path, run_id, step, epoch, inside_epoch, samples (consumed of each loader), created, attempt,
       parent, format_version, size_bytes, learning_rates, metrics, config, environment,
       choices (what the user chose where a restore was not exact),
@@ -40,24 +40,53 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
         optimizers groups [parameters, options], states, others values},
       tied [[path]], generators [where, kind], files {name: size_bytes},
       tensors [path, dtype, shape, size_bytes, file, digest, aliases]
+    for others:
+      path, format, complete, problems [file, problem], size_bytes, files {name: size_bytes},
+      checksums (what it carries, or null), counters {where: number}, optimizers [where, groups,
+        parameters, learning_rates, states, moments], schedulers [where, last_epoch, ...],
+      parts {name: tensors, size_bytes, dtypes}, wrappers {prefix: tensors}, tied [[path]],
+      objects [name] (classes and functions that loading it would import), metadata, notes,
+      values (all else, as plain data), tensors [path, dtype, shape, size_bytes, where, aliases]
     """
+    path = find_foreign(target) if checkpoint is None else None
+    if path is not None:
+        _show_foreign(path, with_tensors=with_tensors, as_json=as_json)
+        return
+    # Loaded here: checkpoints of other libraries need none of it.
+    from unbroken.inspection.summary import summarize
+
     found = summarize(find_checkpoint(target, checkpoint))
     if as_json:
         output.data_json(found)
         return
     for line in _lines(found):
-        output.data(_printable(line))
-    _section(("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES"), [*map(_part, found["parts"].items())])
-    _section(("OF", "DETAIL", "VALUE"), [*_details(found)])
-    _section(("CONFIG", "VALUE"), [*_flat(found["config"])])
-    _section(("ENVIRONMENT", "VALUE"), [*_flat(found["environment"])])
-    _section(("FILE", "SIZE"), [(name, output.size(size)) for name, size in found["files"].items()])
+        output.data(printable(line))
+    section(("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES"), [*map(_part, found["parts"].items())])
+    section(("OF", "DETAIL", "VALUE"), [*_details(found)])
+    section(("CONFIG", "VALUE"), [*flat(found["config"])])
+    section(("ENVIRONMENT", "VALUE"), [*flat(found["environment"])])
+    section(("FILE", "SIZE"), [(name, output.size(size)) for name, size in found["files"].items()])
     if with_tensors:
         output.data("")
         output.table(
             ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
             [_tensor(row) for row in found["tensors"]],
         )
+
+
+def _show_foreign(path: Path, *, with_tensors: bool, as_json: bool) -> None:
+    # Loaded here: our own checkpoints need none of it.
+    from unbroken.cli import foreign
+    from unbroken.inspection.detect import open_checkpoint
+    from unbroken.inspection.foreign import describe
+
+    found = describe(open_checkpoint(path))
+    if as_json:
+        output.data_json(found)
+    else:
+        foreign.show(found, with_tensors=with_tensors)
+    if not found["complete"]:
+        click.get_current_context().exit(EXIT_DAMAGED)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -77,16 +106,6 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _section(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table after a blank line, the first of its rows if there are too many; nothing without rows."""
-    if not rows:
-        return
-    output.data("")
-    output.table(header, [[_printable(cell) for cell in row] for row in rows[:_MOST_ROWS]])
-    if len(rows) > _MOST_ROWS:
-        output.data(f"... and {len(rows) - _MOST_ROWS} more, which --json shows")
-
-
 def _part(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
     name, part = item
     return (
@@ -104,7 +123,7 @@ def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, part in found["parts"].items():
         yield from ((name, detail, value) for detail, value in _of_part(part))
     for group in found["tied"]:
-        yield group[0].partition("/")[0], "tied", _shortened(" = ".join(group))
+        yield group[0].partition("/")[0], "tied", shortened(" = ".join(group))
     for where in dict.fromkeys(generator["where"] for generator in found["generators"]):
         kinds = [generator["kind"] for generator in found["generators"] if generator["where"] == where]
         yield where, "generators", ", ".join(kinds)
@@ -112,7 +131,7 @@ def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield f"loader {index}", "position", _loader(loader)
     for choice, value in found["choices"].items():
         if value:
-            yield "choices", choice, _value(value)
+            yield "choices", choice, value_in_words(value)
 
 
 def _of_part(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -135,19 +154,9 @@ def _loader(loader: Mapping[str, Any]) -> str:
     return ", ".join([loader["name"], *words] if loader["name"] else words)
 
 
-def _flat(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield dotted names and values: dictionaries are opened, the deepest are shown as they are."""
-    if not isinstance(value, dict) or not value or depth == _DEEPEST:
-        if value is not None or name:
-            yield name, _shortened(value if isinstance(value, str) else repr(value))
-        return
-    for key, item in value.items():
-        yield from _flat(item, f"{name}.{key}" if name else key, depth + 1)
-
-
 def _values(value: Any) -> str:
     if not isinstance(value, dict):
-        return _value(value)
+        return value_in_words(value)
     # What is switched off or private says little, and there is much of it in optimizers and schedulers.
     telling = {
         key: item
@@ -155,31 +164,14 @@ def _values(value: Any) -> str:
         if item is not None and item is not False and not key.startswith("_")
     }
     order = sorted(telling, key=lambda key: key not in _FIRST)
-    return _shortened(", ".join(f"{key} {_value(telling[key])}" for key in order))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict) and "$tensor" in value:
-        return "(tensor)"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return _shortened(value if isinstance(value, str) else repr(value))
+    return shortened(", ".join(f"{key} {value_in_words(telling[key])}" for key in order))
 
 
 def _names(names: Sequence[str]) -> str:
-    return _shortened(f"{len(names)}: {', '.join(names)}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-
-
-def _printable(text: str) -> str:
-    # A name or value from a file must not move the cursor of a terminal.
-    return text if text.isprintable() else repr(text)[1:-1]
+    return shortened(f"{len(names)}: {', '.join(names)}")
 
 
 def _tensor(row: dict[str, Any]) -> tuple[str, ...]:
     shape = "x".join(str(length) for length in row["shape"]) or "scalar"
     size, aliases = output.size(row["size_bytes"]), ", ".join(row["aliases"])
-    return (_printable(row["path"]), row["dtype"], shape, size, row["file"], _printable(aliases))
+    return (printable(row["path"]), row["dtype"], shape, size, row["file"], printable(aliases))

@@ -11,6 +11,7 @@ from unbroken.errors import CheckpointNotFoundError, UsageError
 from unbroken.rundir import layout
 
 if TYPE_CHECKING:
+    from unbroken.inspection.detect import CheckpointReader
     from unbroken.inspection.locate import Located
     from unbroken.supervisor.registry import KnownRun
 
@@ -56,7 +57,7 @@ def _given(target: str) -> Path:
         raise UsageError(
             f"{target}: expected a run directory, found no {layout.RUN_FILE} in it", hint=_LISTED
         )
-    raise UsageError(f"{target}: no run of that name, and no such directory", hint=_LISTED)
+    raise UsageError(f"{target}: no run of that name, and no such file or directory", hint=_LISTED)
 
 
 def _default() -> Path:
@@ -71,6 +72,32 @@ def _default() -> Path:
     if len(known) > 1:
         output.note(f"run {known[0].name} in {known[0].directory}, which was started last")
     return known[0].directory
+
+
+def find_foreign(target: str | None) -> Path | None:
+    """Return the path of a checkpoint that is in no run, if `target` is one: of any format but ours."""
+    if target is None:
+        return None
+    from unbroken.inspection.detect import is_foreign
+
+    path = Path(target)
+    return path if not is_run(path) and is_foreign(path) else None
+
+
+def open_target(target: str) -> CheckpointReader:
+    """Return a reader of the checkpoint that `target` means.
+
+    It is a file, or a directory of some format; the newest checkpoint of a run; or RUN:NAME for that one.
+    """
+    from unbroken.inspection.detect import open_checkpoint, open_located
+
+    path = find_foreign(target)
+    if path is not None:
+        return open_checkpoint(path)
+    run, separator, name = target.rpartition(":")
+    if separator and not Path(target).exists():
+        return open_located(find_checkpoint(run, name))
+    return open_located(find_checkpoint(target))
 
 
 def find_checkpoint(target: str | None, name: str | None = None) -> Located:

@@ -1,0 +1,40 @@
+"""`unbroken convert`: a checkpoint of any format as safetensors and JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from unbroken.cli import output
+from unbroken.cli.target import open_target
+from unbroken.cli.values import printable
+from unbroken.inspection.conversion import convert as convert_checkpoint
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="JSON: one object.")
+def convert(source: str, target: Path, as_json: bool) -> None:
+    """Write the tensors of SOURCE to TARGET.safetensors, and everything else to TARGET.json beside it.
+
+    SOURCE is a path of a checkpoint, of any format that `unbroken inspect` shows; a run (its newest
+    checkpoint), or RUN:NAME. No pickle is executed. Nothing is overwritten; what has no place in the
+    new files is said on stderr.
+
+    \b
+    Fields of --json:
+      source, format, files [path], tensors, size_bytes, dropped [text]
+    """
+    reader = open_target(source)
+    done = convert_checkpoint(reader, target)
+    for text in done.dropped:
+        output.note(printable(f"not as it was: {text}"))
+    files = [str(file) for file in done.files]
+    if as_json:
+        fields = {"tensors": done.tensors, "size_bytes": done.size_bytes, "dropped": list(done.dropped)}
+        output.data_json({"source": str(reader.path), "format": reader.format, "files": files, **fields})
+        return
+    output.data(f"{files[0]}  {done.tensors} tensors, {output.size(done.size_bytes)}")
+    output.data(f"{files[1]}  all else")

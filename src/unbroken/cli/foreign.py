@@ -1,0 +1,88 @@
+"""How checkpoints of other libraries are shown: for `unbroken inspect`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from unbroken.cli import output
+from unbroken.cli.values import flat, printable, section, shortened, value_in_words
+
+TENSORS = ("TENSOR", "DTYPE", "SHAPE", "SIZE", "WHERE", "ALIASES")
+
+
+def show(found: dict[str, Any], *, with_tensors: bool) -> None:
+    """Print what `unbroken.inspection.foreign.describe` found."""
+    for line in _lines(found):
+        output.data(printable(line))
+    for problem in found["problems"]:
+        output.data(printable(f"  {problem['file']}: {problem['problem']}"))
+    section(
+        ("PART", "TENSORS", "SIZE", "DTYPES"),
+        [
+            (name, str(part["tensors"]), output.size(part["size_bytes"]), ", ".join(part["dtypes"]))
+            for name, part in found["parts"].items()
+        ],
+    )
+    section(("OF", "DETAIL", "VALUE"), [*_details(found)])
+    for header, values in (("KEY", _without_tensors(found["values"])), ("METADATA", found["metadata"])):
+        section((header, "VALUE"), [*flat(values)] if values else [])
+    if with_tensors:
+        output.data("")
+        output.table(TENSORS, [_tensor(row) for row in found["tensors"]])
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    yield found["path"]
+    state = "complete" if found["complete"] else output.painted("INCOMPLETE", "red", sys.stdout)
+    yield f"{found['format']}, {state}, {found['checksums'] or 'no checksums'}"
+    size = output.size(sum(row["size_bytes"] for row in found["tensors"]))
+    files = f"{len(found['files'])} file{'s' * (len(found['files']) != 1)}"
+    yield f"{len(found['tensors'])} tensors, {size}, in {files}"
+    if found["counters"]:
+        yield ", ".join(f"{where} {value_in_words(value)}" for where, value in found["counters"].items())
+    rates = [rate for optimizer in found["optimizers"] for rate in optimizer["learning_rates"]]
+    if rates:
+        yield "learning rate " + ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for optimizer in found["optimizers"]:
+        kept = f", each with {', '.join(optimizer['moments'])}" if optimizer["moments"] else ""
+        groups = f"{optimizer['groups']} group{'s' * (optimizer['groups'] != 1)}"
+        words = f"{optimizer['parameters']} parameters, {groups}"
+        yield optimizer["where"] or "(top)", "optimizer", f"{words}, {optimizer['states']} states{kept}"
+    for scheduler in found["schedulers"]:
+        words = ", ".join(
+            f"{key} {value_in_words(value)}" for key, value in scheduler.items() if key != "where"
+        )
+        yield scheduler["where"] or "(top)", "scheduler", shortened(words)
+    for wrapper, count in found["wrappers"].items():
+        yield "names", "wrapper", f"{wrapper} in {count} of {len(found['tensors'])}"
+    for group in found["tied"]:
+        yield group[0].partition("/")[0], "tied", shortened(" = ".join(group))
+    if found["objects"]:
+        words = shortened(", ".join(found["objects"]))
+        yield "pickle", "names", f"{words} (listed, never imported or called)"
+    for note in found["notes"]:
+        yield "content", "note", note
+
+
+def _without_tensors(value: Any) -> Any:
+    """Return values without references to tensors and what holds nothing else: tensors have a table."""
+    if not isinstance(value, dict):
+        return value
+    inner = {
+        key: _without_tensors(item)
+        for key, item in value.items()
+        if not isinstance(item, dict) or "$tensor" not in item
+    }
+    return {key: item for key, item in inner.items() if item != {} or value[key] == {}}
+
+
+def _tensor(row: dict[str, Any]) -> tuple[str, ...]:
+    shape = "x".join(str(length) for length in row["shape"]) or "scalar"
+    size, aliases = output.size(row["size_bytes"]), ", ".join(row["aliases"])
+    path, where = printable(row["path"]), printable(row["where"])
+    return (path, row["dtype"], shape, size, where, printable(aliases))
