@@ -84,7 +84,7 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (480, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_a_browser_paints_both_curves_and_marks_the_kills_and_asks_for_nothing_else(
     browser: Any, rehearsed: tuple[Path, dict[str, Any]], width: int, scheme: str
 ) -> None:

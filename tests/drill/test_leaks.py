@@ -2,59 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
+from .forking import SCRIPTS, TUTORIAL, drill, forked, snippets
+
 LEAKS = SCRIPTS / "leaks.py"
-TUTORIAL = Path(__file__).parents[2] / "docs/tutorial/prove-it.md"
-COMMAND = [sys.executable, "-P", "-m", "unbroken.cli.main", "drill", "--json"]
-
-
-@pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where to ask for processes that have torch already: importing it takes longer than the training."""
-    place = tmp_path_factory.mktemp("forks") / "socket"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-P", str(SCRIPTS / "forked.py"), str(place)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        yield place
-        server.kill()
-
-
-def drill(command: list[str], place: Path, *arguments: str) -> dict[str, Any]:
-    environment = {**os.environ, "TMPDIR": str(place), "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONHASHSEED", None)
-    done = subprocess.run(
-        [*COMMAND, *arguments, "--", *command],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    # torch leaves an empty folder there.
-    assert not [path for path in place.iterdir() if path.name == "runs" or path.name.startswith("unbroken")]
-    return found
-
-
-def forked(socket: Path, script: Path, *arguments: str) -> list[str]:
-    # Isolated and without site-packages it starts in a few milliseconds.
-    ask = [sys.executable, "-I", "-S", str(SCRIPTS / "forked.py"), str(socket)]
-    return [*ask, str(script), *arguments]
 
 
 def test_a_training_with_all_its_state_in_parts_is_proven(socket: Path, tmp_path: Path) -> None:
@@ -98,7 +54,7 @@ QUICK = {"moments"}
 def test_the_tutorial_finds_the_mistake_of_its_script_and_proves_that_it_is_gone(
     socket: Path, tmp_path: Path
 ) -> None:
-    broken, mended = re.findall(r"^```python\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+    broken, mended, _ = snippets(TUTORIAL)
     found = {}
     for name, text in (("broken", broken), ("mended", mended)):
         script, place = tmp_path / f"{name}.py", tmp_path / name

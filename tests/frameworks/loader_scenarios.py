@@ -37,7 +37,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.loader import ResumableLoader
 
 SAMPLES, WIDTH, BATCH, EPOCHS = 44, 4, 4, 3
@@ -171,7 +171,7 @@ class Trainer:
         first, is_inside = 0, False
         if resume is not None:
             self.loader.restore(resume["loader"])
-            restore_global_rng(resume["rng"])
+            restore_present_rng(resume["rng"])
             first, is_inside = resume["epoch"], resume["is_inside"]
         for epoch in range(first, EPOCHS):
             self._train_epoch(epoch, resume if is_inside and epoch == first else None)
@@ -186,7 +186,7 @@ class Trainer:
             noise()
             self.data.rng.normal()
             rng = resume["rng"]
-            batches = self.loader.iterate(inside_epoch=True, after_replay=lambda: restore_global_rng(rng))
+            batches = self.loader.iterate(inside_epoch=True, after_replay=lambda: restore_present_rng(rng))
         for batch in batches:
             if self.loader.state()["batches"] == self.scenario.leave_after:
                 break

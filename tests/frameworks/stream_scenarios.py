@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.frameworks.loader_scenarios import Checkpoint, Log, in_own_process, noise, seed_all, stop_workers
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.iterable_loader import ResumableIterableLoader
 
 ITEMS, BATCH, BUFFER, EPOCHS = 47, 4, 5, 3
@@ -179,7 +179,7 @@ class Trainer:
     def train(self, resume: Checkpoint | None) -> None:
         if resume is not None:
             self.loader.restore(resume["loader"])
-            restore_global_rng(resume["rng"])
+            restore_present_rng(resume["rng"])
             self.moment = resume["moment"]
         first = resume["epoch"] if resume else 0
         for epoch in range(first, EPOCHS):
@@ -193,7 +193,7 @@ class Trainer:
         else:
             noise()
             rng = resume["rng"]
-            batches = self.loader.iterate(inside_epoch=True, after_replay=lambda: restore_global_rng(rng))
+            batches = self.loader.iterate(inside_epoch=True, after_replay=lambda: restore_present_rng(rng))
         for batch in batches:
             if self.loader.state()["batches"] == self.scenario.leave_after:
                 break

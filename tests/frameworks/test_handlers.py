@@ -14,7 +14,7 @@ import torch
 
 from unbroken.frameworks.generator_part import GeneratorHandler
 from unbroken.frameworks.numpy import ArrayHandler, NumpyCodec
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.tensors import TorchCodec
 from unbroken.state.python import ContainerHandler, DataclassHandler, StateDictHandler
 from unbroken.state.tree import LeafCodec
@@ -307,7 +307,7 @@ class TestProcessRandomness(HandlerContract):
     def _generators_as_they_were(self) -> Iterator[None]:
         state = capture_global_rng()
         yield
-        restore_global_rng(state)
+        restore_present_rng(state)
 
     @pytest.fixture
     def handler(self) -> GlobalRandomnessHandler:

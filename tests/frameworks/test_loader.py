@@ -27,7 +27,7 @@ from tests.frameworks.loader_scenarios import (
     plain_log,
     seed_all,
 )
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.loader import ResumableLoader
 
 SETUPS = ((0, False), (2, False), (2, True))
@@ -182,7 +182,7 @@ def test_two_loaders_side_by_side_both_go_on() -> None:
         one.restore(one_state)
         other.restore(other_state)
         left = [
-            loader.iterate(inside_epoch=True, after_replay=lambda: restore_global_rng(rng))
+            loader.iterate(inside_epoch=True, after_replay=lambda: restore_present_rng(rng))
             for loader in (one, other)
         ]
         return log_of(zip(*left, strict=True))
@@ -230,7 +230,7 @@ def test_a_worker_that_lives_on_but_had_nothing_to_read_yet_starts_from_what_it_
     def resumed(state: dict[str, object], rng: dict[str, object]) -> list[str]:
         _, sampler, loader = build()
         loader.restore(state)
-        restore_global_rng(rng)
+        restore_present_rng(rng)
         return rest_of(sampler, loader)
 
     kept: list[ResumableLoader] = []

@@ -21,7 +21,7 @@ from torch.utils.data import (
 import unbroken
 from tests.frameworks.loader_scenarios import in_own_process
 from unbroken.errors import StateMismatchError
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.loader import ResumableLoader
 
 SAMPLES, BATCH, EPOCHS = 22, 4, 3
@@ -228,10 +228,10 @@ class Trainer:
             return self.loader.iterate()
         self.loader.restore(checkpoint["loader"])
         if not checkpoint["is_inside"]:
-            restore_global_rng(checkpoint["rng"])
+            restore_present_rng(checkpoint["rng"])
             return self.loader.iterate()
         return self.loader.iterate(
-            inside_epoch=True, after_replay=lambda: restore_global_rng(checkpoint["rng"])
+            inside_epoch=True, after_replay=lambda: restore_present_rng(checkpoint["rng"])
         )
 
     def _count(self, epoch: int, ledger: list[Ledger]) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import unbroken
 from unbroken.errors import StateMismatchError, UnsupportedStateError
@@ -50,7 +50,7 @@ def play(directory: Path, loop: Loop, cut: int | None, **options: Any) -> Log:
     return log
 
 
-def check_every_cut(tmp_path: Path, loop: Loop, **options: Any) -> None:
+def check_every_cut(tmp_path: Path, loop: Loop, *, cuts: Sequence[int] = (), **options: Any) -> None:
     """A run that is cut after any step, and continued by other seeds, logs what the whole one does."""
 
     def seed(value: int) -> None:
@@ -61,7 +61,7 @@ def check_every_cut(tmp_path: Path, loop: Loop, **options: Any) -> None:
     seed(1)
     whole = play(tmp_path / "whole", loop, None, **dict(options))
     assert len(whole) > 4
-    for cut in range(1, len(whole)):
+    for cut in cuts or range(1, len(whole)):
         directory = tmp_path / f"cut{cut}"
         seed(1)
         play(directory, loop, cut, **dict(options))
@@ -261,31 +261,6 @@ def test_a_loop_that_lost_a_pass_is_refused(tmp_path: Path) -> None:
         loops(tmp_path, 1, None)
 
 
-def test_loaders_that_cannot_be_told_apart_have_to_be_named(tmp_path: Path) -> None:
-    def loops(directory: Path, names: tuple[str | None, ...], order: tuple[int, ...]) -> list[Any]:
-        seen = []
-        loaders = [loader(generator=torch.Generator().manual_seed(number)) for number in range(2)]
-        with unbroken.Run(directory) as run:
-            for _ in run.epochs(run._position.epoch + 1):
-                for index in order:
-                    for batch in run.batches(loaders[index], name=names[index]):
-                        seen.append(values(batch))
-                        run.step()
-        return seen
-
-    loops(tmp_path / "unnamed", (None, None), (0, 1))
-    with pytest.raises(UnsupportedStateError, match="cannot tell which of 2 loaders"):
-        loops(tmp_path / "unnamed", (None, None), (1, 0))
-    first = loops(tmp_path / "named", ("a", "b"), (0, 1))
-    second = loops(tmp_path / "named", ("a", "b"), (1, 0))
-    whole = []
-    loaders = [loader(generator=torch.Generator().manual_seed(number)) for number in range(2)]
-    for order in ((0, 1), (1, 0)):
-        for index in order:
-            whole += [values(batch) for batch in loaders[index]]
-    assert first + second == whole
-
-
 def test_data_may_grow_between_two_epochs(tmp_path: Path) -> None:
     for count in (1, 2):
         with unbroken.Run(tmp_path) as run:
@@ -294,3 +269,89 @@ def test_data_may_grow_between_two_epochs(tmp_path: Path) -> None:
                 for _ in run.batches(data):
                     run.step()
     assert run.step_count == 6
+
+
+class Read(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("data", "randomness", "saved", "here"),
+    [
+        (loader, "capture", 2, 1),
+        (loader, "capture", 1, 2),
+        (loader, "keyed", 2, 1),
+        (lambda: DataLoader(Read(), batch_size=2), "capture", 2, 1),
+        (lambda: [[index] for index in range(4)], "capture", 2, 1),
+    ],
+    ids=["a map, fewer", "a map, more", "a keyed map", "a stream", "a list"],
+)
+def test_a_run_goes_on_inside_an_epoch_with_another_number_of_devices_if_that_is_allowed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: Callable[[], Any],
+    randomness: Any,
+    saved: int,
+    here: int,
+) -> None:
+    devices: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a stand-in")
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(devices))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, place: devices.__setitem__(place, state))
+
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        source = data()
+        for _ in run.epochs(2):
+            for batch in run.batches(source, randomness=randomness):
+                # As training does on each device.
+                devices[:] = [device + 1 for device in devices]
+                step(run, torch.as_tensor(batch[0]).tolist())
+
+    devices[:] = [torch.zeros(16, dtype=torch.uint8)] * 2
+    torch.manual_seed(1)
+    whole = play(tmp_path / "whole", loop, None, save=[unbroken.EverySteps(2)])
+    torch.manual_seed(1)
+    devices[:] = [torch.zeros(16, dtype=torch.uint8)] * saved
+    play(tmp_path / "cut", loop, 3, save=[unbroken.EverySteps(2)])
+    devices[:] = [torch.zeros(16, dtype=torch.uint8)] * here
+
+    with pytest.raises(StateMismatchError, match=f"has {saved} CUDA devices, there are {here}"):
+        play(tmp_path / "cut", loop, None)
+    rest = play(tmp_path / "cut", loop, None, allow=["rng.cuda"])
+
+    assert rest == whole[2:]
+    # A device that the checkpoint knows goes on where it was, another one where it is.
+    assert [int(device[0]) for device in devices] == ([8] if here == 1 else [8, 6])
+
+
+@pytest.mark.parametrize("has_epochs", [True, False], ids=["epochs", "no epochs"])
+def test_random_numbers_of_the_script_after_entering_are_told_once_and_put_back(
+    tmp_path: Path, has_epochs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(after_entering: Callable[[], object], cut: int | None) -> tuple[Log, list[str]]:
+        def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+            train = loader()
+            after_entering()
+            for _ in run.epochs(2) if has_epochs else [0]:
+                for batch in run.batches(train):
+                    step(run, values(batch), random.random())
+
+        log = play(tmp_path, loop, cut)
+        return log, [line for line in capsys.readouterr().err.splitlines() if "put back" in line]
+
+    told = (
+        "unbroken: since the run was entered the script has seeded, or drawn from, the random generators of "
+        "{}: they are put back to where the checkpoint has them"
+    )
+    torch.manual_seed(1)
+    random.seed(1)
+    # One that begins puts nothing back.
+    assert attempt(lambda: random.seed(3), 2)[1] == []
+    assert attempt(lambda: random.seed(4), 2)[1] == [told.format("python")]
+    random.seed(5)
+    assert attempt(lambda: None, 3)[1] == []
+    assert attempt(lambda: (torch.rand(()), np.random.rand()), 4)[1] == [told.format("numpy, torch")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from unbroken.drill.drill import Wishes, drill
 from unbroken.drill.page import page
 from unbroken.drill.plans import DEFAULT_KILLS, DEFAULT_STEPS, parse_kill
 from unbroken.drill.report import as_json
+from unbroken.drill.stages import Observation
 from unbroken.drill.verdict import Verdict, verdict
 from unbroken.errors import UsageError
 from unbroken.rundir.process_tree import become_subreaper
@@ -61,6 +63,19 @@ _COLOURS = {"proven": "green", "undecided": "yellow"}
     metavar="SECONDS",
     help="A process that makes no step for so long hangs.",
 )
+@click.option("--observe", is_flag=True, help="The script does not use unbroken: watch it from outside.")
+@click.option(
+    "--resume-args",
+    metavar="TEXT",
+    help="With --observe: added to COMMAND to resume, such as '--resume last.pt'.",
+)
+@click.option(
+    "--share",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="With --observe: not copied, for the script only reads it; may be repeated.",
+)
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep all that is written, here."
 )
@@ -74,6 +89,9 @@ def drill_command(  # noqa: PLR0913 - one for each option
     at: tuple[str, ...],
     seed: int,
     timeout: float,
+    observe: bool,
+    resume_args: str | None,
+    share: tuple[Path, ...],
     keep: Path | None,
     html: Path | None,
     as_json_wanted: bool,
@@ -87,6 +105,12 @@ def drill_command(  # noqa: PLR0913 - one for each option
     It runs in a temporary directory: the run directory of the script is not touched. What differs after
     a resume is named, and put back to prove that it is the cause.
 
+    With --observe the script is any PyTorch script that resumes by itself. It works in copies of this
+    directory, so give it relative paths.
+
+    \b
+    unbroken drill --observe --resume-args "--resume last.pt" --share data -- python train.py
+
     \b
     moments: in-step, after-step, in-save, in-evaluation, end-of-epoch; otherwise after-step
     signals: SIGKILL, SIGTERM, SIGINT; otherwise SIGKILL
@@ -94,7 +118,7 @@ def drill_command(  # noqa: PLR0913 - one for each option
     \b
     Fields of --json:
       verdict ("proven", "not-exact", "undecided", "failed"), exit_code, headline, details [text],
-      command, seed, steps, components (compared at the last step),
+      command, seed, observed, resume_arguments [text], steps, components (compared at the last step),
       processes [began_at, reached, kill {step, moment, signal}, killed, exit_code, seconds],
       missed [step, moment, signal], restored (processes that went on from a checkpoint),
       divergence {process, began_at, step, between_epochs, batch, batch_of (step that the batch is of),
@@ -110,7 +134,12 @@ def drill_command(  # noqa: PLR0913 - one for each option
     """
     check_command(command)
     wishes = Wishes(
-        steps=steps, kills=kills, seed=seed, at=tuple(map(parse_kill, at)), timeout_seconds=timeout
+        steps=steps,
+        kills=kills,
+        seed=seed,
+        at=tuple(map(parse_kill, at)),
+        timeout_seconds=timeout,
+        observation=_observation(observe=observe, resume_args=resume_args, share=share),
     )
     if html is not None and not html.absolute().parent.is_dir():
         raise UsageError(f"--html {html}: its directory does not exist", hint="make it, or choose another")
@@ -125,6 +154,23 @@ def drill_command(  # noqa: PLR0913 - one for each option
     else:
         _show(told)
     click.get_current_context().exit(told.exit_code)
+
+
+def _observation(*, observe: bool, resume_args: str | None, share: tuple[Path, ...]) -> Observation | None:
+    if not observe:
+        if resume_args is not None or share:
+            raise UsageError(
+                "--resume-args, --share: expected --observe with them",
+                hint="add --observe if the script does not use unbroken.Run; a run needs neither",
+            )
+        return None
+    try:
+        arguments = tuple(shlex.split(resume_args or ""))
+    except ValueError as error:
+        raise UsageError(f"--resume-args {resume_args}: {error}", hint="quote it as in a shell") from error
+    return Observation(
+        directory=Path.cwd(), resume_arguments=arguments, shared=tuple(path.absolute() for path in share)
+    )
 
 
 def _show(told: Verdict) -> None:

@@ -111,7 +111,7 @@ def first_divergence(
             continue
         lines = processes[index]
         began = beginning(lines)
-        same = [one.step for one in reference if found.batch and one.batch == line.batch]
+        same = [step for step, one in steps_of(reference).items() if found.batch and one.batch == line.batch]
         return Divergence(
             process=index,
             began_at=0 if began is None else began.step,
@@ -146,6 +146,16 @@ def not_restored(reference: Sequence[Line], lines: Sequence[Line], masked: Itera
     differs = difference(expected, began, masked)
     # A run that has just begun has no batch, metric or gradient yet.
     return Difference(components=differs.components, rates=differs.rates)
+
+
+def unchanging(reference: Sequence[Line]) -> frozenset[str]:
+    """Return the objects in no part that are the same in all lines."""
+    values: dict[str, set[str]] = {}
+    for line in reference:
+        for name, digest in line.components.items():
+            if name.startswith(FOUND):
+                values.setdefault(name, set()).add(digest)
+    return frozenset(name for name, found in values.items() if len(found) == 1)
 
 
 def noise(reference: Sequence[Line], second: Sequence[Line]) -> Noise | None:
@@ -211,8 +221,10 @@ def _is_told(found: Difference) -> bool:
 def _state_at(reference: Sequence[Line], began: Line) -> Line | None:
     if began.step == 0:
         return beginning(reference)
-    kind = "epoch" if began.is_between_epochs else "step"
-    return next((line for line in reference if (line.kind, line.step) == (kind, began.step)), None)
+    # Of an observed script there is a line of just that moment.
+    kinds = ("epoch",) if began.is_between_epochs else ("ready", "step")
+    there = {line.kind: line for line in reversed(reference) if line.step == began.step}
+    return next((there[kind] for kind in kinds if kind in there), None)
 
 
 def _components(reference: Line, line: Line, masked: frozenset[str]) -> dict[str, Pair]:

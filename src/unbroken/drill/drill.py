@@ -8,10 +8,19 @@ from itertools import chain
 from pathlib import Path
 
 from unbroken.drill.causes import prove, suspects
-from unbroken.drill.comparison import distances, first_divergence, last_steps, noise, steps_of, unkept
+from unbroken.drill.comparison import (
+    distances,
+    first_divergence,
+    last_steps,
+    noise,
+    steps_of,
+    unchanging,
+    unkept,
+)
 from unbroken.drill.plans import random_kills, saves, wanted_kills
 from unbroken.drill.process import UnplannedEndError, surroundings
 from unbroken.drill.rehearsal import Compare, KilledRun, Progress, Rehearsal
+from unbroken.drill.stages import Observation, ObservedStage, RunStage
 from unbroken.drill.verdict import Findings
 from unbroken.rundir.rehearsal import Kill
 
@@ -20,13 +29,17 @@ _HASH_SEED = "PYTHONHASHSEED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a user wants of a drill; `at` are kills that take the place of those chosen by `seed`."""
+    """What a user wants of a drill; `at` are kills that take the place of those chosen by `seed`.
+
+    With `observation` the script is one that does not use `unbroken`.
+    """
 
     steps: int
     kills: int
     seed: int
     at: tuple[Kill, ...] = ()
     timeout_seconds: float
+    observation: Observation | None = None
 
 
 def drill(
@@ -36,14 +49,21 @@ def drill(
 
     Raises UsageError if the script records no step, or is over before a kill that was asked for.
     """
-    rehearsal = Rehearsal(
-        command,
-        root,
-        environment=surroundings(environment),
-        timeout_seconds=wishes.timeout_seconds,
-        progress=progress,
+    around, observation = surroundings(environment), wishes.observation
+    stage = (
+        RunStage(command, around)
+        if observation is None
+        else ObservedStage(command, observation, root, around)
     )
-    found = Findings(command=tuple(command), seed=wishes.seed, reference=(), distances={})
+    rehearsal = Rehearsal(stage, root, timeout_seconds=wishes.timeout_seconds, progress=progress)
+    found = Findings(
+        command=tuple(command),
+        seed=wishes.seed,
+        is_observed=observation is not None,
+        resume_arguments=() if observation is None else observation.resume_arguments,
+        reference=(),
+        distances={},
+    )
     try:
         found = replace(found, reference=rehearsal.reference("reference", wishes.steps))
         kills = (
@@ -101,7 +121,9 @@ def _comparison(found: Findings) -> Compare:
 
 
 def _masked(found: Findings) -> frozenset[str]:
-    return frozenset() if found.noise is None else frozenset(found.noise.components)
+    noisy = frozenset() if found.noise is None else frozenset(found.noise.components)
+    # An observed script is resumed by other arguments, and what never changes is no state.
+    return noisy | unchanging(found.reference) if found.is_observed else noisy
 
 
 def _caused(found: Findings, rehearsal: Rehearsal, killed: KilledRun, compare: Compare) -> Findings:

@@ -17,11 +17,12 @@ _WIDTH, _HEIGHT = 900, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 36
 _STYLE = """
 :root { color-scheme: light dark; --line: #8a8f98; --kill: #d33; --resumed: #0a7d4f; --reference: #9db8f5; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  overflow-wrap: anywhere; }
 h1 { font-size: 1.25rem; } code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
 .verdict { border-left: .4rem solid var(--kill); padding: .25rem 1rem; overflow-wrap: anywhere; }
 .proven { border-color: var(--resumed); } svg { width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884; }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; } footer { color: var(--line); }
 """

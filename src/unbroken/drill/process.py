@@ -157,6 +157,9 @@ def _what_is_wrong(ended: Ended, kill: Kill | None, steps: int | None) -> str | 
     if ended.code is None:
         return f"hung {where}: no new step for {ended.silent_seconds:g} seconds"
     if kill is not None and _is_killed(ended):
+        # What a script of its own kind makes of a request is its own affair; how it resumes is not.
+        if ended.plan.observed is not None and kill.signal != "SIGKILL":
+            return None
         # A run that obeys at its very last step completes, and that is right too.
         if ended.code in _OBEYED[kill.signal] or (ended.code == 0 and kill.signal != "SIGKILL"):
             return None

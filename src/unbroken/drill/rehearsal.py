@@ -14,10 +14,9 @@ import msgspec
 
 from unbroken.drill.causes import Suspect
 from unbroken.drill.comparison import Divergence
-from unbroken.drill.copies import copy_run
 from unbroken.drill.plans import next_kill
 from unbroken.drill.process import Ended, Folders, UnplannedEndError, judged, run_process
-from unbroken.errors import UsageError
+from unbroken.drill.stages import Stage
 from unbroken.rundir.rehearsal import Kill, Line, Plan, read_value, values_key
 
 # Returns the first difference of the lines of processes from the reference.
@@ -58,21 +57,14 @@ class KilledRun:
 
 
 class Rehearsal:
-    """Runs `command` again and again, all below the directory `root`."""
+    """Runs the script of `stage` again and again, all below the directory `root`."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        root: Path,
-        *,
-        environment: Mapping[str, str],
-        timeout_seconds: float,
-        progress: Progress,
-    ) -> None:
-        self._command = command
+    def __init__(self, stage: Stage, root: Path, *, timeout_seconds: float, progress: Progress) -> None:
+        self._stage = stage
         self._root = root
         self._folders = Folders(root / "processes")
-        self._environment = environment
+        # The first reference, by which a resume of an observed script is placed.
+        self._reference: Ended | None = None
         self._timeout_seconds = timeout_seconds
         self._progress = progress
         self._not_put_back: dict[str, None] = {}
@@ -90,13 +82,13 @@ class Rehearsal:
         Raises UnplannedEndError if it fails, UsageError if it has written down no step.
         """
         self._progress.begin(name)
-        ended = self._run(self._plan(self._root / name.replace(" ", "-"), steps), environment)
+        directory = self._root / name.replace(" ", "-")
+        self._stage.set_up(directory)
+        ended = self._run(self._plan(directory, steps), environment)
         judged(ended)
         if not ended.lines:
-            raise UsageError(
-                "no step was recorded: the script does not use unbroken.Run, or ends before its first step",
-                hint="train inside `with unbroken.Run(...) as run:` and call run.step() once per step",
-            )
+            raise self._stage.without_steps()
+        self._reference = self._reference or ended
         self._progress.end(f"{ended.reached} steps in {ended.seconds:.1f} s")
         return ended.lines
 
@@ -111,14 +103,15 @@ class Rehearsal:
         """Kill and resume one run as planned until it has made `steps` steps."""
         killed = _Killing(kills)
         directory = self._root / "killed"
+        self._stage.set_up(directory)
         while not killed.is_complete:
             kill = killed.next(steps)
             copy = self._root / f"before-{len(killed.processes)}"
             if killed.divergence is None:
-                copy_run(directory, copy)
+                self._stage.copy(directory, copy)
             self._progress.begin(_phase(kill, len(killed.processes)))
             plan = msgspec.structs.replace(self._plan(directory, steps), save_at=save_at, kill=kill)
-            ended = self._run(plan)
+            ended = self._run(plan, before=killed.processes)
             try:
                 # A run that died when all steps were done may have none left.
                 end = judged(ended, steps=None if killed.reached >= steps else steps)
@@ -128,7 +121,7 @@ class Rehearsal:
             self._progress.end(_outcome(ended, end))
             if end == "not-reached" and killed.divergence is None:
                 killed.miss(ended)
-                copy_run(copy, directory)
+                self._stage.copy(copy, directory)
             else:
                 killed.add(ended, end, compare)
             if killed.divergence is None:
@@ -140,7 +133,9 @@ class Rehearsal:
         """Return the directory that holds the values which a reference had at `step`."""
         self._progress.begin(f"values of step {step}")
         values = self._root / "values"
-        plan = self._plan(self._root / "values-run", step + 1)
+        directory = self._root / "values-run"
+        self._stage.set_up(directory)
+        plan = self._plan(directory, step + 1)
         self._run(msgspec.structs.replace(plan, values=str(values), dump_at=(step,)))
         self._progress.end("written")
         return values
@@ -158,11 +153,12 @@ class Rehearsal:
         """Return what tells whether the resume that went wrong goes right with these suspects put back."""
         directory = self._root / "killed"
         shutil.move(directory, self._root / "killed-as-it-ended")
+        before = killed.processes[: killed.processes.index(killed.bad)]
 
         def is_right_with(found: Sequence[Suspect]) -> bool:
             self._progress.begin(f"put back: {', '.join(one.name for one in found) or 'nothing'}")
             assert killed.before is not None, "only a run that diverged has trials"
-            copy_run(killed.before, directory)
+            self._stage.copy(killed.before, directory)
             plan = msgspec.structs.replace(
                 killed.bad.plan,
                 kill=None,
@@ -170,7 +166,7 @@ class Rehearsal:
                 put_back=tuple(name for one in found for name in one.components),
                 put_back_at=killed.bad.began_at,
             )
-            ended = self._run(plan)
+            ended = self._run(plan, before=before)
             try:
                 judged(ended, steps=steps)
             except UnplannedEndError as failure:
@@ -187,13 +183,21 @@ class Rehearsal:
     def _plan(self, directory: Path, steps: int) -> Plan:
         return Plan(directory=str(directory), record="", steps=steps)
 
-    def _run(self, plan: Plan, environment: Mapping[str, str] | None = None) -> Ended:
-        folder = self._folders.new()
+    def _run(
+        self, plan: Plan, environment: Mapping[str, str] | None = None, *, before: Sequence[Ended] = ()
+    ) -> Ended:
+        """Run one process of the script by `plan`, after those `before` in the same directory."""
+        folder, stage, reference = self._folders.new(), self._stage, self._reference
+        known = reference.lines if reference is not None else ()
+        is_resumed = stage.is_resumed(known, [ended.lines for ended in before])
+        record = Path(reference.plan.record) if before and reference is not None else None
         return run_process(
-            self._command,
-            msgspec.structs.replace(plan, record=str(folder / "record.jsonl")),
+            stage.command(Path(plan.directory), is_resumed=is_resumed),
+            msgspec.structs.replace(
+                plan, record=str(folder / "record.jsonl"), observed=stage.observed(record)
+            ),
             folder,
-            environment={**self._environment, **(environment or {})},
+            environment={**stage.environment, **(environment or {})},
             timeout_seconds=self._timeout_seconds,
             watch=self._progress.steps,
         )

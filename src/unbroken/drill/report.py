@@ -20,6 +20,8 @@ def as_json(found: Findings, verdict: Verdict, directory: str | None) -> dict[st
         "details": list(verdict.details),
         "command": list(found.command),
         "seed": found.seed,
+        "observed": found.is_observed,
+        "resume_arguments": list(found.resume_arguments),
         "steps": found.steps,
         "components": found.components,
         "processes": [_process(process) for process in found.processes],

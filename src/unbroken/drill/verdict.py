@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from unbroken.drill import words
+from unbroken.drill import observed_words, words
 from unbroken.drill.causes import Proof, Suspect
-from unbroken.drill.comparison import Divergence, Noise, steps_of
+from unbroken.drill.comparison import Difference, Divergence, Noise, steps_of
 from unbroken.drill.process import Ended
 from unbroken.errors import EXIT_ERROR, EXIT_OK
 from unbroken.rundir.rehearsal import Kill, Line
 
 Outcome = Literal["proven", "not-exact", "undecided", "failed"]
 _SURE = "cause, proved by putting it back"
+_NO_RESUME = "each began anew: a save takes longer than the steps that lie between it and a kill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +26,13 @@ class Findings:
     false if the divergence was not there when the same resume was done once more; both are None where
     nobody looked. `unkept` are objects in no part that differed after a resume, by the step that it is first
     seen at. `notes` are of what could not be looked at or put back. `distances` are those of the metrics of
-    the killed run from the reference.
+    the killed run from the reference. `resume_arguments` are those of a script that is observed.
     """
 
     command: tuple[str, ...]
     seed: int
+    is_observed: bool = False
+    resume_arguments: tuple[str, ...] = ()
     reference: tuple[Line, ...]
     processes: tuple[Ended, ...] = ()
     missed: tuple[Kill, ...] = ()
@@ -84,17 +87,20 @@ def verdict(found: Findings) -> Verdict:
     """Return what `found` proves."""
     if found.failure is not None:
         output = ["the end of its output:", *(f"  {line}" for line in found.output.splitlines())]
-        details = (*_already_seen(found), *(output if found.output else ()))
+        details = (*_already_seen(found), *_of_half_a_file(found), *(output if found.output else ()))
         return Verdict(outcome="failed", headline=f"FAILED: {found.failure}", details=details)
     if found.noise is not None and found.noise.is_of_training:
         return _of_noise(found, found.noise)
+    misplaced = _of_wrong_beginnings(found) if found.is_observed else None
+    if misplaced is not None:
+        return misplaced
     if found.divergence is not None:
         return _of_divergence(found, found.divergence)
     if not found.restored:
         return Verdict(
             outcome="undecided",
             headline="UNDECIDED: no process went on from a checkpoint, so no resume was seen",
-            details=("each began anew: a save takes longer than the steps that lie between it and a kill",),
+            details=(observed_words.NO_RESUME if found.is_observed else _NO_RESUME,),
         )
     return Verdict(
         outcome="proven",
@@ -104,10 +110,26 @@ def verdict(found: Findings) -> Verdict:
     )
 
 
+def _of_wrong_beginnings(found: Findings) -> Verdict | None:
+    """Return what is to say of a resume that took no checkpoint of its own run, if none went wrong before."""
+    last = len(found.processes) if found.divergence is None else found.divergence.process + 1
+    processes = found.processes[:last]
+    anew = observed_words.began_anew(processes)
+    if anew is not None:
+        headline, detail = observed_words.of_beginning_anew(*anew, found.resume_arguments)
+        return Verdict(outcome="not-exact", headline=f"NOT EXACT: {headline}", details=(detail,))
+    ahead = observed_words.began_ahead(processes)
+    if ahead is not None:
+        headline, detail = observed_words.of_beginning_ahead(*ahead)
+        return Verdict(outcome="undecided", headline=f"UNDECIDED: {headline}", details=(detail,))
+    return None
+
+
 def _but_for(found: Findings) -> str:
     if not found.unkept:
         return ""
-    return f"; in no part and not restored, without effect so far: {words.some(list(found.unkept))}"
+    what = "not restored" if found.is_observed else "in no part and not restored"
+    return f"; {what}, without effect so far: {words.some(list(found.unkept))}"
 
 
 def _of_noise(found: Findings, noise: Noise) -> Verdict:
@@ -153,6 +175,19 @@ def _of_divergence(found: Findings, divergence: Divergence) -> Verdict:
     )
 
 
+class _Words(Protocol):
+    """How to say what a resume has lost: by parts of a run, or of a script that restores by itself."""
+
+    def cause(self, suspect: Suspect, found: Difference) -> str: ...
+    def advice(self, suspect: Suspect, divergence: Divergence) -> str: ...
+    def of_the_data(self, divergence: Divergence) -> str: ...
+    def of_the_rates(self, at_began: Difference) -> str: ...
+
+
+def _words(found: Findings) -> _Words:
+    return observed_words if found.is_observed else words
+
+
 def _because(found: Findings, divergence: Divergence) -> tuple[str, Sequence[str]]:
     at_began = divergence.at_began
     if found.is_repeatable is False:
@@ -161,9 +196,9 @@ def _because(found: Findings, divergence: Divergence) -> tuple[str, Sequence[str
         )
     if found.proof is not None:
         named = found.proof.suspects
-        told = "; ".join(words.cause(one, divergence.found) for one in named)
+        told = "; ".join(_words(found).cause(one, divergence.found) for one in named)
         rates = f"; learning rate {words.became_rates(at_began)}" if at_began.rates is not None else ""
-        return f"{_SURE}: {told}{rates}", [words.advice(one, divergence) for one in named]
+        return f"{_SURE}: {told}{rates}", [_words(found).advice(one, divergence) for one in named]
     return f"cause: {_likeliest(found, divergence)}", _not_proved(found)
 
 
@@ -171,12 +206,12 @@ def _likeliest(found: Findings, divergence: Divergence) -> str:
     """Return what to say where nothing was proved, by what differs and what does not."""
     not_kept = dict.fromkeys(line for one in found.processes for line in one.not_kept)
     if divergence.at_began.rates is not None:
-        return words.of_the_rates(divergence.at_began)
+        return _words(found).of_the_rates(divergence.at_began)
     if not_kept:
         return f"not kept, as the run said itself: {'; '.join(not_kept)}"
     if divergence.found.batch:
-        return words.of_the_data(divergence)
-    if not _sees_batches(found):
+        return _words(found).of_the_data(divergence)
+    if not found.is_observed and not _sees_batches(found):
         return "the data, likely: its loop does not use run.batches, so nobody keeps its position"
     if divergence.at_began.is_of_training:
         return "not proved"
@@ -211,6 +246,12 @@ def _already_seen(found: Findings) -> Iterator[str]:
         yield f"before that, step {seen.step} differed already: {words.what_differs(seen.found)}"
 
 
+def _of_half_a_file(found: Findings) -> Iterator[str]:
+    kill = found.processes[-1].plan.kill if found.processes else None
+    if found.is_observed and kill is not None and (kill.moment, kill.signal) == ("in-save", "SIGKILL"):
+        yield "the kill left half of the file that was being saved: write to another name, then os.replace it"
+
+
 def _remarks(found: Findings) -> Iterator[str]:
     if found.noise is not None:
         names = words.some(list(found.noise.components))
@@ -221,7 +262,10 @@ def _remarks(found: Findings) -> Iterator[str]:
     if anew and found.restored:
         yield f"{_count(len(anew), 'resume')} found no checkpoint yet and began anew"
     if found.divergence is None and found.unkept:
-        yield "pass to unbroken.Run by a keyword what of these is more than a temporary value"
+        how = "save with the checkpoint" if found.is_observed else "pass to unbroken.Run by a keyword"
+        yield f"{how} what of these is more than a temporary value"
+    if found.is_observed:
+        yield observed_words.NOT_SEEN
     yield from found.notes
 
 

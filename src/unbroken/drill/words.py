@@ -52,13 +52,11 @@ def cause(suspect: Suspect, found: Difference) -> str:
     """Return what became of a suspect that had to be put back; `found` is what differed then."""
     if suspect.is_in_no_part:
         part = _part_of(suspect, found)
-        named = f"{_KINDS.get(suspect.kind or '', '')}`{suspect.name}`"
         if part is not None:
-            return f"{named} is not what the state_dict of the part `{part}` had kept"
-        return f"{named} is in no part of the run"
+            return f"{named(suspect)} is not what the state_dict of the part `{part}` had kept"
+        return f"{named(suspect)} is in no part of the run"
     if suspect.name.startswith(GENERATORS):
-        kind = suspect.name.removeprefix(GENERATORS)
-        return f"{_GENERATOR_WORDS.get(kind, 'the generator')} (`{suspect.name}`) was not where it had been"
+        return f"{generator(suspect)} was not where it had been"
     absent = [name for name, (_, other) in suspect.components.items() if other is None]
     if absent:
         return f"{len(absent)} of the values of `{suspect.name}` were gone: {some(absent)}"
@@ -68,6 +66,17 @@ def cause(suspect: Suspect, found: Difference) -> str:
     count = len(suspect.components)
     what = "another value" if count == 1 else f"{count} other values"
     return f"`{suspect.name}` had {what} than when it was saved: {some(list(suspect.components))}"
+
+
+def named(suspect: Suspect) -> str:
+    """Return an object in no part by its name and kind."""
+    return f"{_KINDS.get(suspect.kind or '', '')}`{suspect.name}`"
+
+
+def generator(suspect: Suspect) -> str:
+    """Return a generator that the whole process shares."""
+    kind = suspect.name.removeprefix(GENERATORS)
+    return f"{_GENERATOR_WORDS.get(kind, 'the generator')} (`{suspect.name}`)"
 
 
 def advice(suspect: Suspect, divergence: Divergence) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 
 Marks = dict[str, Any]
 
@@ -19,7 +19,7 @@ def snapshot(held: HeldGenerators) -> Marks:
 def apply(held: HeldGenerators, taken: Marks) -> None:
     """Put all generators where they were."""
     # A device that was not in use yet when the epoch began keeps the state it has.
-    restore_global_rng({**capture_global_rng(), **taken["global"]})
+    restore_present_rng({**capture_global_rng(), **taken["global"]})
     held.restore(taken["generators"])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +125,15 @@ def user_frames(is_of_library: Callable[[str | None], bool]) -> dict[str, types.
             frames.append(frame)
         frame = frame.f_back
     return {frame.f_code.co_qualname.replace(".<locals>", ""): frame for frame in reversed(frames)}
+
+
+def iterables() -> dict[int, weakref.ref[object]]:
+    """Return all objects by their identity that a loop can go over, those of Python aside."""
+    return {
+        id(found): weakref.ref(found)
+        for found in gc.get_objects()
+        if hasattr(type(found), "__iter__") and type(found).__weakrefoffset__
+    }
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Step, Any]]:

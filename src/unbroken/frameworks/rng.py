@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from unbroken.errors import StateMismatchError
 from unbroken.state.handlers import Difference
 
 _PYTHON_WORDS = struct.Struct("<625I")
@@ -40,26 +39,12 @@ def capture_global_rng() -> dict[str, object]:
     return state
 
 
-def restore_global_rng(state: Mapping[str, object]) -> None:
+def restore_present_rng(state: Mapping[str, object]) -> None:
     """Put the process-wide generators into `state`, which `capture_global_rng` returned, here or elsewhere.
 
-    A library that `state` names is imported here, if it has not been yet.
-
-    Raises:
-        StateMismatchError: a library or device of `state` is missing here. Nothing was changed. The
-            generator of a library that came into use since is left as it is.
+    A library that `state` names is imported here, if it has not been yet. One that is missing here is left
+    out, and so is a device; what else is here is left as it is. `rng_differences` tells of all that.
     """
-    problems = rng_differences(state)
-    if problems:
-        raise StateMismatchError(
-            "random generators: " + "; ".join(map(str, problems)),
-            hint="resume with the libraries and devices of the original run, or start a new run directory",
-        )
-    restore_present_rng(state)
-
-
-def restore_present_rng(state: Mapping[str, object]) -> None:
-    """Do so for those libraries and devices of `state` that are here; what else is here is left as it is."""
     random.setstate(python_state(state["python"]))
     if "numpy" in state and _is_installed("numpy"):
         numpy: Any = importlib.import_module("numpy")

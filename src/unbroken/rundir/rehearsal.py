@@ -29,6 +29,18 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     signal: SignalName = "SIGKILL"
 
 
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """How to watch a script that has no run: from outside, by what its framework does.
+
+    `original` is the user's own directory, of which the script has a copy: nothing may be written there.
+    `reference` is the record by which a resumed process finds out which step it goes on from; without it
+    the process begins anew.
+    """
+
+    original: str
+    reference: str | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one process of a script is to do.
 
@@ -47,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dump_at: tuple[int, ...] = ()
     put_back: tuple[str, ...] = ()
     put_back_at: int | None = None
+    observed: Observed | None = None
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,13 +70,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     "epoch" is the state as the first step of a later epoch is about to begin, after what the script did
     between the two. A "began" with `is_between_epochs` was resumed from the end of an epoch's body, and
     equals the "epoch" of that step; any other equals the "step".
+    Of an observed script, "ready" is the state as the step after `step` begins, at the first call of a
+    trained module, and a "began" equals that; "saved" says that the script has saved something by then.
     `components` are digests by name, such as `model/encoder.weight`, `rng/numpy`,
     `found/__main__.augment.rng`; names below `found/` are of objects that are in no part. `batch` is the
     digest of the batches since the line before, `metrics` and `rates` are the floats as hexadecimal.
     `notes` say what could not be looked at, or not be put back.
     """
 
-    kind: Literal["began", "step", "epoch", "killed"]
+    kind: Literal["began", "step", "epoch", "ready", "saved", "killed"]
     step: int
     process: int = 0
     batch: str | None = None
@@ -97,10 +112,25 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def planned() -> Plan | None:
-    """Return the plan that this process was started with, or None if it is no rehearsal.
+    """Return the plan that a run of this process is to follow, or None if it is no rehearsal.
 
     Raises UsageError if there should be one and it cannot be read.
     """
+    plan = _plan()
+    # A script that is observed, a run in it too, resumes by itself.
+    return plan if plan is not None and plan.observed is None else None
+
+
+def planned_observation() -> tuple[Plan, Observed] | None:
+    """Return the plan by which this process is to be observed, or None if it is not.
+
+    Raises UsageError if there should be one and it cannot be read.
+    """
+    plan = _plan()
+    return (plan, plan.observed) if plan is not None and plan.observed is not None else None
+
+
+def _plan() -> Plan | None:
     path = os.environ.get(PLAN_VARIABLE)
     if path is None:
         return None

@@ -8,106 +8,34 @@ second time, and those that were open yield the rest.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.generators import generator_state, set_generator_state
+from unbroken.frameworks.places import iterables
+from unbroken.frameworks.rng import capture_global_rng
+from unbroken.rundir.tell import tell
 from unbroken.training.parts import Parts
-from unbroken.training.replay import ResumableBatches, carries_state, resumable
+from unbroken.training.replay import (
+    Pass,
+    Randomness,
+    ResumableBatches,
+    Slot,
+    carries_state,
+    check_randomness,
+    data,
+    looks,
+)
 
-
-@dataclass(slots=True)
-class _Slot:
-    """A loader with a place in the position; `loader` is None until this process has met it.
-
-    `is_rebuilt`: the script makes a new loader each epoch, so that nothing is carried over.
-    """
-
-    name: str | None = None
-    loader: object = None
-    batches: ResumableBatches | None = None
-    restored: dict[str, Any] | None = None
-    is_rebuilt: bool = False
-
-    def bind(self, loader: object) -> ResumableBatches:
-        if self.batches is None or self.loader is not loader:
-            self.loader, self.batches = loader, resumable(loader)
-        return self.batches
-
-    def state(self) -> dict[str, Any]:
-        kept = self.restored if self.batches is None or self.restored is not None else self.batches.state()
-        return {"name": self.name, "is_rebuilt": self.is_rebuilt, "state": kept}
-
-
-class _Pass:
-    """One pass over a loader, as the iterator that the user's loop holds.
-
-    `at_boundary` is called whenever the loop asks for the next batch: all of its body is done then.
-    `on_batch` is called with this pass when it hands out a batch. `has_steps` once its body took one.
-    """
-
-    def __init__(
-        self,
-        slot: _Slot,
-        batches: Iterator[Any],
-        at_boundary: Callable[[], None],
-        on_batch: Callable[[_Pass], None],
-        *,
-        is_inner: bool,
-    ) -> None:
-        self.slot = slot
-        self.is_inner = is_inner
-        self.delivered = 0
-        self.is_over = False
-        self.has_steps = False
-        self._is_left = False
-        self._batches = batches
-        self._at_boundary = at_boundary
-        self._on_batch = on_batch
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._is_left:
-            raise UnsupportedStateError(
-                "batches: a loop over batches that began in an earlier epoch, or before the first, goes on",
-                hint="begin and end every loop over run.batches inside the body of the epoch",
-            )
-        if not self.is_inner:
-            self._at_boundary()
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self.is_over = True
-            raise
-        self.delivered += 1
-        if not self.is_inner:
-            self._on_batch(self)
-        return batch
-
-    def leave(self) -> None:
-        """End this pass early, though the script still holds it: its epoch is over."""
-        self.is_over = self._is_left = True
-        if isinstance(self._batches, Generator):
-            self._batches.close()
-
-
-class Batches:
-    """The batches of a loader, for one `for` loop or for several: each begins a pass."""
-
-    def __init__(self, begin_pass: Callable[[], Iterator[Any]], loader: object) -> None:
-        self._begin_pass = begin_pass
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._begin_pass()
-
-    def __len__(self) -> int:
-        """The length of a whole pass, where the loader knows it."""
-        return len(self._loader)  # type: ignore[arg-type]
+_MADE_IN_EACH_EPOCH = (
+    "batches: a loader that was made in the body of an epoch is taken for one that is built anew in each, "
+    "and begins as it was built; if the script keeps it, make it before the loop over epochs"
+)
+_MADE_FOR_EACH_EVALUATION = (
+    "batches: a nested loader that was made in the body of this epoch goes on where it was; if the script "
+    "builds it anew for each evaluation, make it once"
+)
 
 
 class Position:
@@ -126,13 +54,19 @@ class Position:
         self.inside_epoch = False
         self._parts = parts
         self._at_boundary = at_boundary
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
+        # Those that were begun inside others since somebody looked at them.
+        self._nested: list[Slot] = []
         self._passes: list[int] = []
         self._passes_before: list[int] = []
         # References without ownership: a pass that the user's loop has dropped is not open any more.
-        self._begun: list[weakref.ref[_Pass]] = []
+        self._begun: list[weakref.ref[Pass]] = []
         self._script: list[int] = []
         self._script_open: frozenset[int] = frozenset()
+        # What there was to iterate before the first epoch of this process; None until that begins.
+        self._built_before: dict[int, weakref.ref[object]] | None = {}
+        # The random states that entering a run that goes on has left.
+        self._entered_with: dict[str, object] | None = None
         self.begins_inside_step = False
         self.watch: Callable[[Iterator[Any], int, bool], Iterator[Any]] | None = None
         # Set by the first batch since the last step: whether gradients are being gathered by now.
@@ -140,6 +74,7 @@ class Position:
 
     def state(self) -> list[dict[str, Any]]:
         """Return the loaders' positions as plain values."""
+        self._keep_nested()
         return [slot.state() for slot in self._slots]
 
     def passes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -184,7 +119,7 @@ class Position:
         is_gathering = self._is_gathering
         return self.begins_inside_step or (is_gathering is not None and is_gathering())
 
-    def _note_batch(self, found: _Pass) -> None:
+    def _note_batch(self, found: Pass) -> None:
         if self._is_gathering is None:
             self._is_gathering = (lambda: True) if found.has_steps else self._parts.mark_gradients()
 
@@ -198,13 +133,40 @@ class Position:
         """Take over the position of a checkpoint."""
         self.epoch, self.inside_epoch = epoch, inside_epoch
         self._slots = [
-            _Slot(name=kept["name"], restored=kept["state"], is_rebuilt=kept["is_rebuilt"])
+            Slot(
+                name=kept["name"],
+                randomness="keyed" if "keyed" in (kept["state"] or ()) else "capture",
+                restored=kept["state"],
+                is_rebuilt=kept["is_rebuilt"],
+                # Checkpoints of earlier releases do not say.
+                epoch=kept.get("epoch"),
+            )
             for kept in loaders
         ]
         self._script, self._script_open = list(passes[0]), frozenset(passes[1])
+        self._built_before = None
+        self._entered_with = capture_global_rng()
+
+    def put_back(self) -> None:
+        """Put all parts to the checkpoint once more, as the first epoch of this process begins."""
+        self._tell_of_draws()
+        self._parts.restore_again()
+
+    def _tell_of_draws(self) -> None:
+        """Say once if the script has moved the random generators since it entered a run that goes on."""
+        left, self._entered_with = self._entered_with or {}, None
+        now = capture_global_rng()
+        moved = [library for library, state in left.items() if now[library] != state]
+        if moved:
+            tell(
+                f"since the run was entered the script has seeded, or drawn from, the random generators of "
+                f"{', '.join(moved)}: they are put back to where the checkpoint has them"
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Enter the body of `epoch`."""
+        if self._built_before is None:
+            self._built_before = iterables() if any(slot.is_in_doubt for slot in self._slots) else {}
         self._leave_all()
         if not (self.inside_epoch and epoch == self.epoch):
             self._script, self._script_open = [], frozenset()
@@ -227,34 +189,48 @@ class Position:
                 hint="iterate the inner loader itself; only the loop that takes steps needs run.batches",
             )
 
-    def begin_pass(self, loader: object, name: str | None) -> Iterator[Any]:
+    def begin_pass(
+        self, loader: object, name: str | None, randomness: Randomness = "capture"
+    ) -> Iterator[Any]:
         """Return the batches of `loader` that training has not consumed yet."""
+        check_randomness(randomness)
         if self.is_in_pass:
-            return self._begin_inner(loader, name)
+            return self._begin_inner(loader, name, randomness)
         if self._script:
-            return self._play(loader)
-        index = self._find(loader, name)
+            return self._play(loader, randomness)
+        index = self._find(loader, name, randomness)
         self._passes.append(index)
         return self._begin(self._slots[index], loader, is_inner=False)
 
-    def _begin_inner(self, loader: object, name: str | None) -> Iterator[Any]:
+    def _begin_inner(self, loader: object, name: str | None, randomness: Randomness) -> Iterator[Any]:
         """Begin a pass in the body of another: not part of the script, since nothing leads to it again."""
+        self._keep_nested()
         known = any(slot.loader is loader for slot in self._slots)
-        slot = _Slot(name=name)
-        if known or carries_state(slot.bind(loader).state()):
-            slot = self._slots[self._find(loader, name)]
+        slot = Slot(name=name, randomness=randomness)
+        state = {} if known else slot.bind(loader).state()
+        if known or carries_state(state) or self._kept_like(state, name):
+            slot = self._slots[self._find(loader, name, randomness)]
+        else:
+            self._nested.append(slot)
         return self._begin(slot, loader, is_inner=True)
 
-    def _begin(self, slot: _Slot, loader: object, *, is_inner: bool) -> Iterator[Any]:
+    def _keep_nested(self) -> None:
+        """Give a place to those nested loaders whose state has turned out to matter."""
+        nested, self._nested = self._nested, []
+        self._slots += [slot for slot in nested if carries_state(slot.state()["state"])]
+
+    def _begin(self, slot: Slot, loader: object, *, is_inner: bool) -> Iterator[Any]:
         batches = slot.bind(loader)
         if slot.restored is not None:
             self._restore_between(slot, batches)
         return self._started(slot, self._watched(slot, batches.iterate(), is_inner), is_inner=is_inner)
 
-    def _play(self, loader: object) -> Iterator[Any]:
+    def _play(self, loader: object, randomness: Randomness) -> Iterator[Any]:
         """Begin the next pass of the script: one that was begun before the checkpoint already."""
+        self._tell_of_draws()
         index = self._script.pop(0)
         slot = self._slots[index]
+        slot.check(randomness)
         self._passes.append(index)
         if index in self._script:
             # Over, and followed by another pass over the same loader, whose state counts.
@@ -267,13 +243,19 @@ class Position:
         is_open = index in self._script_open
         return self._started(slot, self._watched(slot, rest, False) if is_open else iter(()), is_inner=False)
 
-    def _watched(self, slot: _Slot, batches: Iterator[Any], is_inner: bool) -> Iterator[Any]:
+    def _watched(self, slot: Slot, batches: Iterator[Any], is_inner: bool) -> Iterator[Any]:
         return batches if self.watch is None else self.watch(batches, id(slot), is_inner)
 
-    def _started(self, slot: _Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
-        found = _Pass(slot, batches, self._at_boundary, self._note_batch, is_inner=is_inner)
+    def _started(self, slot: Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
+        slot.epoch = self.epoch
+        found = Pass(slot, batches, self._at_boundary, self._note_batch, is_inner=is_inner)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
+
+    def close(self) -> None:
+        """Let go of the loaders: workers that live on end with them."""
+        # A collection closes the queues first, and torch then waits in vain for its workers to hear of it.
+        self._slots, self._nested = [], []
 
     def _leave_all(self) -> None:
         for found in self._open():
@@ -287,48 +269,113 @@ class Position:
                 hint="resume with the loop that the run began with",
             )
 
-    def _open(self) -> list[_Pass]:
+    def _open(self) -> list[Pass]:
         passes = [found for ref in self._begun if (found := ref()) is not None]
         return [found for found in passes if not found.is_over]
 
-    def _find(self, loader: object, name: str | None) -> int:
+    def _find(self, loader: object, name: str | None, randomness: Randomness) -> int:
         """Return the place of a loader that begins a new pass; it gets a new one if it has none."""
         for index, slot in enumerate(self._slots):
             if slot.loader is loader:
-                slot.is_rebuilt = False
+                slot.check(randomness)
+                if slot.epoch != self.epoch:
+                    slot.is_rebuilt = False
                 return index
-        unmet = [index for index, slot in enumerate(self._slots) if slot.loader is None and slot.name == name]
+        named = [index for index, slot in enumerate(self._slots) if slot.name == name]
+        alike = [index for index in named if self._slots[index].randomness == randomness]
+        if randomness == "keyed" and alike:
+            return self._rebuilt_keyed(alike[0])
+        unmet = [index for index in named if self._slots[index].loader is None]
+        fresh = Slot(name=name, randomness=randomness)
+        if not named and name is not None:
+            # It may have got its name since.
+            unmet = self._kept_like(fresh.bind(loader).state(), None)
         if unmet:
-            return self._first_of(unmet)
-        replaced = self._replaced(name)
+            fitting = [index for index in unmet if self._slots[index].randomness == randomness]
+            if not fitting:
+                self._slots[unmet[0]].check(randomness)
+            index = self._one_of(fitting, fresh, loader)
+            self._slots[index].name = name
+            return index
+        replaced = self._replaced_inner(alike, fresh, loader) if self.is_in_pass else self._replaced(alike)
         if replaced is not None:
             self._slots[replaced].is_rebuilt = True
             return replaced
-        self._slots.append(_Slot(name=name))
+        self._tell_if_alike(fresh.bind(loader).state(), name)
+        self._slots.append(fresh)
         return len(self._slots) - 1
 
-    def _first_of(self, unmet: list[int]) -> int:
-        """Choose among loaders of the checkpoint that this process has not met yet."""
-        telling = [index for index in unmet if carries_state(self._slots[index].restored or {})]
-        if telling and len(unmet) > 1:
+    def _rebuilt_keyed(self, index: int) -> int:
+        """Return the place of the keyed loader of a name, which one that was built since goes on from."""
+        if index in self._passes:
             raise UnsupportedStateError(
-                f"batches: cannot tell which of {len(unmet)} loaders of the checkpoint this one is",
-                hint="name them: run.batches(loader, name='warm-up')",
+                "batches: expected one loader with keyed randomness, found a second one of the same name",
+                hint="name them: run.batches(loader, randomness='keyed', name='warm-up')",
             )
-        return unmet[0]
+        return index
 
-    def _replaced(self, name: str | None) -> int | None:
+    def _one_of(self, unmet: list[int], fresh: Slot, loader: object) -> int:
+        """Choose among loaders of the checkpoint that this process has not met yet."""
+        kept = {index: self._slots[index].restored or {} for index in unmet}
+        if len(unmet) == 1 or not any(map(carries_state, kept.values())):
+            return unmet[0]
+        live = fresh.bind(loader).state()
+        # How batches are made may have changed since.
+        for told_by in (looks, data):
+            same = [index for index in unmet if told_by(kept[index]) == told_by(live)]
+            if len(same) == 1:
+                return same[0]
+        raise UnsupportedStateError(
+            f"batches: cannot tell which of {len(unmet)} loaders of the checkpoint this one is",
+            hint="go on from a checkpoint inside an epoch, or in a new run directory, and name them: "
+            "run.batches(loader, name='warm-up')",
+        )
+
+    def _kept_like(self, state: dict[str, Any], name: str | None) -> list[int]:
+        """Return the loaders of the checkpoint that look like the one of `state`, and whose own matters."""
+        return [
+            index
+            for index, slot in enumerate(self._slots)
+            if slot.loader is None and slot.name == name
+            if carries_state(slot.restored or {}) and looks(slot.restored or {}) == looks(state)
+        ]
+
+    def _tell_if_alike(self, state: dict[str, Any], name: str | None) -> None:
+        """Say of a new loader that a resume could not tell it from another one, before that matters."""
+        others = [slot.state()["state"] or {} for slot in self._slots if slot.name is None and name is None]
+        if any(looks(other) == looks(state) and carries_state(other) for other in others):
+            tell(
+                "batches: after a resume between two epochs two loaders of the same data could not be told "
+                "apart; name them: run.batches(loader, name='warm-up')"
+            )
+
+    def _replaced(self, alike: list[int]) -> int | None:
         """Return the place of the loader that stood here in the epoch before and was not met in this one."""
         here = len(self._passes)
         if here >= len(self._passes_before):
             return None
         index = self._passes_before[here]
-        return index if index not in self._passes and self._slots[index].name == name else None
+        return index if index not in self._passes and index in alike else None
 
-    def _restore_between(self, slot: _Slot, batches: ResumableBatches) -> None:
+    def _replaced_inner(self, alike: list[int], fresh: Slot, loader: object) -> int | None:
+        """Return the place of a nested loader of earlier epochs in whose stead this one is."""
+        found = looks(fresh.bind(loader).state())
+        for index in alike:
+            is_inner = index not in (*self._passes, *self._passes_before)
+            slot = self._slots[index]
+            if is_inner and slot.epoch != self.epoch and looks(slot.state()["state"] or {}) == found:
+                return index
+        return None
+
+    def _restore_between(self, slot: Slot, batches: ResumableBatches) -> None:
         """Restore a loader whose next pass is a new one."""
+        # Of a body that is done once more, it goes on whenever it was made.
+        is_of_this_epoch = slot.epoch == self.epoch
+        if slot.is_in_doubt and self._is_of_the_body(slot.loader):
+            slot.is_rebuilt = None if is_of_this_epoch else True
+            tell(_MADE_FOR_EACH_EVALUATION if is_of_this_epoch else _MADE_IN_EACH_EPOCH)
         state, slot.restored = slot.restored, None
-        if slot.is_rebuilt or state is None:
+        if state is None or (slot.is_rebuilt and not is_of_this_epoch):
             # It begins as the script built it.
             return
         others = [other.batches for other in self._slots if other is not slot and other.batches is not None]
@@ -339,3 +386,8 @@ class Position:
         batches.restore(state)
         for generator, kept in zip(in_use, states, strict=True):
             set_generator_state(generator, kept)
+
+    def _is_of_the_body(self, loader: object) -> bool:
+        """Tell whether a loader was made in the body of an epoch; without epochs there is none."""
+        before = self._built_before
+        return before is not None and (id(loader) not in before or before[id(loader)]() is not loader)

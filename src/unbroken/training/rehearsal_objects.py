@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.discovery import Found, discover, script_modules, script_roots
@@ -17,7 +17,6 @@ from unbroken.state.tensors import TensorSource
 from unbroken.state.tree import Encoder, Json, LeafCodec, TensorTable, join
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts
-from unbroken.training.position import Position
 from unbroken.training.randomness import GlobalRandomness
 from unbroken.training.rehearsal_components import Component, components
 
@@ -63,6 +62,12 @@ def take_parts(parts: Sequence[Part], *, inside_step: bool) -> list[Taken]:
     ]
 
 
+class HoldsGenerators(Protocol):
+    """The position in the data, whose loaders hold generators."""
+
+    def generators(self) -> list[object]: ...
+
+
 class FoundObjects:
     """Objects of the script that are in no part: found once, when this is made, and looked at each time.
 
@@ -70,7 +75,7 @@ class FoundObjects:
     when their next pass begins.
     """
 
-    def __init__(self, parts: Sequence[Part], position: Position) -> None:
+    def __init__(self, parts: Sequence[Part], position: HoldsGenerators) -> None:
         self._modules = script_modules()
         discovery = discover(script_roots(self._modules), _known(parts))
         self._found = discovery.found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
-from unbroken.errors import UnsupportedStateError, UsageError
+from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
 from unbroken.frameworks import epoch_start
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.own_state import keeps_position
@@ -14,6 +16,18 @@ from unbroken.frameworks.reading_again import DrawWatch, told_of_reading
 from unbroken.frameworks.stream import BY_READING, Stream, left_early
 from unbroken.rundir.tell import tell
 from unbroken.training import families
+
+# Whose random numbers a loader's are: those of the stream without us, or those of each sample's position.
+Randomness = Literal["capture", "keyed"]
+
+
+def check_randomness(value: Randomness) -> None:
+    """Raise UsageError for a randomness that there is not."""
+    if value not in get_args(Randomness):
+        raise UsageError(
+            f"batches: expected randomness='capture' or 'keyed', found {value!r}",
+            hint="leave it out to get the loader's own",
+        )
 
 
 class ResumableBatches(Protocol):
@@ -193,6 +207,75 @@ class ResumableIterable:
         self._stream.check_moves()
 
 
+class Pass:
+    """One pass over a loader, as the iterator that the user's loop holds.
+
+    `at_boundary` is called whenever the loop asks for the next batch: all of its body is done then.
+    `on_batch` is called with this pass when it hands out a batch. `has_steps` once its body took one.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        batches: Iterator[Any],
+        at_boundary: Callable[[], None],
+        on_batch: Callable[[Pass], None],
+        *,
+        is_inner: bool,
+    ) -> None:
+        self.slot = slot
+        self.is_inner = is_inner
+        self.delivered = 0
+        self.is_over = False
+        self.has_steps = False
+        self._is_left = False
+        self._batches = batches
+        self._at_boundary = at_boundary
+        self._on_batch = on_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_left:
+            raise UnsupportedStateError(
+                "batches: a loop over batches that began in an earlier epoch, or before the first, goes on",
+                hint="begin and end every loop over run.batches inside the body of the epoch",
+            )
+        if not self.is_inner:
+            self._at_boundary()
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self.is_over = True
+            raise
+        self.delivered += 1
+        if not self.is_inner:
+            self._on_batch(self)
+        return batch
+
+    def leave(self) -> None:
+        """End this pass early, though the script still holds it: its epoch is over."""
+        self.is_over = self._is_left = True
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+
+
+class Batches:
+    """The batches of a loader, for one `for` loop or for several: each begins a pass."""
+
+    def __init__(self, begin_pass: Callable[[], Iterator[Any]], loader: object) -> None:
+        self._begin_pass = begin_pass
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin_pass()
+
+    def __len__(self) -> int:
+        """The length of a whole pass, where the loader knows it."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+
 def resumable(loader: object) -> ResumableBatches:
     """Return `loader` made resumable. Raises UnsupportedStateError for what cannot be resumed exactly."""
     found: ResumableBatches | None = families.resumable_loader(loader)
@@ -206,9 +289,85 @@ def resumable(loader: object) -> ResumableBatches:
     return ResumableIterable(loader)
 
 
+def keyed(loader: object, name: str | None) -> ResumableBatches:
+    """Return `loader` with keyed randomness; raises UnsupportedStateError for what cannot have it."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.keyed import keyed_loader
+
+        found = keyed_loader(loader, name or "")
+        if found is not None:
+            return found
+    raise UnsupportedStateError(
+        f"batches: expected a DataLoader for randomness='keyed', found a {type(loader).__name__}",
+        hint="leave out randomness='keyed'",
+    )
+
+
+@dataclass(slots=True)
+class Slot:
+    """A loader with a place in the position; `loader` is None until this process has met it.
+
+    `is_rebuilt`: the script makes a new loader each epoch, so that nothing is carried over; None as long as
+    nobody can know. One with keyed randomness goes on all the same. `epoch` is that of its latest pass.
+    """
+
+    name: str | None = None
+    randomness: Randomness = "capture"
+    loader: object = None
+    batches: ResumableBatches | None = None
+    restored: dict[str, Any] | None = None
+    is_rebuilt: bool | None = None
+    epoch: int | None = None
+
+    def bind(self, loader: object) -> ResumableBatches:
+        if self.batches is None or self.loader is not loader:
+            earlier, is_keyed = self.batches, self.randomness == "keyed"
+            batches = keyed(loader, self.name) if is_keyed else resumable(loader)
+            if is_keyed and earlier is not None:
+                batches.restore(earlier.state())
+            self.loader, self.batches = loader, batches
+        return self.batches
+
+    def check(self, randomness: Randomness) -> None:
+        if self.randomness != randomness:
+            raise StateMismatchError(
+                f"batches: expected randomness={self.randomness!r}, with which this loader began, "
+                f"found {randomness!r}",
+                hint="go on with it, or start a new run directory; if it is another loader than the run has "
+                "had so far, name it: run.batches(loader, name='fine-tuning')",
+            )
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a restore would be wrong for a loader that the script makes anew each epoch."""
+        state = self.restored or {}
+        return self.is_rebuilt is None and self.randomness != "keyed" and carries_state(state)
+
+    def state(self) -> dict[str, Any]:
+        kept = self.restored if self.batches is None or self.restored is not None else self.batches.state()
+        return {"name": self.name, "is_rebuilt": self.is_rebuilt, "epoch": self.epoch, "state": kept}
+
+
 def carries_state(state: dict[str, Any]) -> bool:
-    """Tell whether a loader's state matters between two passes: generators, workers, a state of its own."""
-    return bool(state.get("generators")) or state.get("workers_start") is not None or _has_own(state)
+    """Tell whether a loader's state matters between two passes.
+
+    So do generators, workers that live on, epochs that are counted, and a state of its own.
+    """
+    counts = "keyed" in state or state.get("elastic") is not None or state.get("attributes", {}).get("now")
+    lives_on = state.get("generators") or state.get("workers_start") is not None
+    return bool(counts or lives_on or _has_own(state))
+
+
+def looks(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what loaders can be told apart by: their data, and how batches are made of them."""
+    found = state.get("fingerprint", {})
+    # The seed of a keyed loader is the one that the checkpoint will bring.
+    return {name: value for name, value in found.items() if name != "seed"}
+
+
+def data(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of it that stands for the data."""
+    return {name: value for name, value in looks(state).items() if name.startswith("dataset")}
 
 
 def _has_own(state: dict[str, Any]) -> bool:

@@ -23,9 +23,10 @@ from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDisk, FullDiskPolicy
 from unbroken.training.parts import Parts
-from unbroken.training.position import Batches, Position
+from unbroken.training.position import Position
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.rehearsing import AtSteps, rehearsal
+from unbroken.training.replay import Batches, Randomness
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
@@ -59,7 +60,8 @@ class Run:
     that one side may lack or that may differ in shape (they stay as the script built them), `cast` names
     whose dtype may differ, `fresh` parts that begin anew, `override` settings such as "optimizer.lr" for
     which the script's value wins, and `horizon` says what becomes of a schedule of another length: "keep",
-    "stretch" or "hold". `non_persistent` are buffers to keep that a state_dict leaves out.
+    "stretch" or "hold". `non_persistent` are buffers to keep that a state_dict leaves out, `non_finite`
+    trained tensors that may hold NaN or infinity: a state with others is saved, and never resumed from.
 
     Checkpoints are written beside training; with `background=False` training waits. `snapshot` says when
     to copy the state to memory that outlives this process: should it be killed or crash, the newest copy
@@ -95,6 +97,7 @@ class Run:
         override: Sequence[str] = (),
         horizon: Horizon | None = None,
         non_persistent: Sequence[str] = (),
+        non_finite: Sequence[str] = (),
         **parts: Any,
     ) -> None:
         install_exit_codes()
@@ -112,11 +115,9 @@ class Run:
             beat=self._beat,
             is_asked_to_stop=lambda: self._requests.stop_reason() is not None,
         )
-        self._keep = policies("keep", keep)
-        self._resume = resume
+        self._keep, self._resume = policies("keep", keep), resume
         self._config = plain(config, "config")
-        self._values = parts
-        self._handlers = tuple(handlers)
+        self._values, self._handlers = parts, tuple(handlers)
         self._choices = choices(
             parts,
             rename=rename,
@@ -126,9 +127,9 @@ class Run:
             override=override,
             horizon=horizon,
             non_persistent=non_persistent,
+            non_finite=non_finite,
         )
-        self._entered = self._epochs_begun = False
-        self._best_recorded = self._boundary_due = False
+        self._entered = self._epochs_begun = self._best_recorded = self._boundary_due = False
         self._blocks_without_saves = 0
 
     def __enter__(self) -> Self:
@@ -216,7 +217,7 @@ class Run:
         self._check_entered("epochs")
         if not self._epochs_begun:
             # What the script did since it entered the run was done before the checkpoint already.
-            self._state.parts.restore_again()
+            self._position.put_back()
             self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
             self._position.begin_epoch(epoch)
@@ -227,22 +228,24 @@ class Run:
             self._log("epoch", epoch=epoch)
             self._at_boundary()
 
-    def batches(self, loader: Iterable[Any], *, name: str | None = None) -> Batches:
+    def batches(
+        self, loader: Iterable[Any], *, name: str | None = None, randomness: Randomness = "capture"
+    ) -> Batches:
         """Return the batches of `loader`; in an epoch that is resumed, only those not yet consumed.
 
-        `loader` is a map-style DataLoader with any sampler and any number of workers, whose order,
-        worker randomness and values are those it would have given uninterrupted, or any iterable that
-        begins anew each time, whose consumed items are read again.
+        `loader` is a map-style DataLoader, whose order, worker randomness and values are those without an
+        interruption, or an iterable that begins anew each time, whose consumed items are read again.
 
         Each `for` loop over the result is a pass. Several loops may follow each other or run side by
         side; one that is nested in another may take no steps. `name` tells loaders apart that hold
-        generators of their own, where their order in the script does not.
+        generators of their own, where their order in the script does not. With `randomness="keyed"` a
+        seed, the epoch and its position decide each sample, whatever the workers, ranks and batches.
 
         Raises, when a pass begins, UnsupportedStateError for a loader that cannot be continued exactly
         and StateMismatchError for one that has changed.
         """
         self._check_entered("batches")
-        return Batches(lambda: self._position.begin_pass(loader, name), loader)
+        return Batches(lambda: self._position.begin_pass(loader, name, randomness), loader)
 
     def step(self, **metrics: Any) -> None:
         """Say that one optimizer step is complete.
@@ -386,6 +389,7 @@ class Run:
     def _close(self) -> None:
         with closing(self._attempt), closing(self._saver), closing(self._unkept), closing(self._rehearsal):
             self._requests.remove()
+            self._position.close()
 
     def _check_entered(self, method: str) -> None:
         if not self._entered:

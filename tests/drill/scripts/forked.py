@@ -61,7 +61,8 @@ import importlib  # noqa: E402
 import runpy  # noqa: E402
 
 # torch.optim imports torch._dynamo on the first optimizer, which costs more than all else.
-for name in ("torch._dynamo", "unbroken.training.run", "unbroken.training.rehearsal_probe"):
+OURS = ("unbroken.training.run", "unbroken.training.rehearsal_probe", "unbroken.training.observer")
+for name in ("torch._dynamo", *OURS):
     importlib.import_module(name)
 gc.collect()
 gc.freeze()
@@ -72,5 +73,9 @@ os.environ.clear()
 os.environ.update(wanted["environment"])  # type: ignore[call-overload]
 sys.argv = list(wanted["arguments"])  # type: ignore[call-overload]
 del wanted
+# What Python does as it starts, where a drill observes.
+for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    if os.path.isfile(os.path.join(folder, "sitecustomize.py")):
+        runpy.run_path(os.path.join(folder, "sitecustomize.py"))
 # At the top level, so that an exception ends this process as it ends any script.
 runpy.run_path(sys.argv[0], run_name="__main__")

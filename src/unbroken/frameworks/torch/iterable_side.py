@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import default_collate, default_convert
 
 from unbroken.errors import StateMismatchError, UnbrokenError
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.stream import BY_READING, Stream
 from unbroken.frameworks.torch.worker_side import WorkerSide
 from unbroken.rundir.tell import tell
@@ -232,7 +232,7 @@ class IterableSide:
         assert self._held is not None
         self._held.restore(state["generators"])
         if state["global"] is not None:
-            restore_global_rng(state["global"])
+            restore_present_rng(state["global"])
 
     def _check_random_state(self, state: Mapping[str, Any]) -> None:
         if self._random_state() != state:

@@ -6,6 +6,7 @@ left that depends on the number of workers or ranks or on how the order is cut i
 to be replayed: a position is three numbers.
 
 The generators of the training process are not touched. Samples are read one by one, by `dataset[index]`.
+A loader that is built anew is the same one: its seed and its place are all there is to it.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from torch.utils.data import (
 
 from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.elastic_sampler import ElasticSampler
 from unbroken.frameworks.torch.index_stream import is_plain
 from unbroken.frameworks.torch.loader_checks import (
     check_same_loader,
     check_supported,
     check_wish,
+    differences,
     fingerprint,
 )
 from unbroken.frameworks.torch.worker_side import parent_of_workers, prepare_worker, refuse_late
+from unbroken.rundir.tell import tell
 
 
 class Place(NamedTuple):
@@ -58,18 +61,21 @@ class KeyedLoader:
             state = batches.state()
 
     Of the loader's sampler its kind counts: sequential, shuffled, or the share of a rank by
-    DistributedSampler or ElasticSampler, whose own seed is not used. Epochs are counted from `epoch`.
+    DistributedSampler or ElasticSampler. Epochs are counted from 0.
+
+    Without a `seed` it is the one of such a sampler, which all ranks share. Of any other loader it is made
+    of the seed of its generator, or of torch's, and of `name`; a position that is restored brings its own.
 
     Raises:
         UnsupportedStateError: the loader's order is not a permutation of its data that batches are cut from.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int, epoch: int = 0) -> None:
-        check_supported(loader)
+    def __init__(self, loader: DataLoader[Any], *, seed: int | None = None, name: str = "") -> None:
+        _check_keyed(loader)
         self._loader = loader
-        self._seed = seed
-        self._shares = _shares(loader, seed)
-        self._shares.begin_at(epoch, 0)
+        given = _shared_seed(loader) if seed is None else seed
+        self._has_given_seed = given is not None
+        self._take_seed(_made_seed(loader, name) if given is None else given)
         self._place: tuple[int, int] | None = None  # where the iteration under way began
         self._consumed = 0
         self._copy: tuple[DataLoader[Any], _Batches] | None = None
@@ -91,8 +97,10 @@ class KeyedLoader:
         epoch, position = self._shares.next_place
         if self._place is not None:
             epoch, position = self._shares.place_after(self._place, self._consumed)
+            position = self._without_cut_off(position)
         return {
             "keyed": {"seed": self._seed, "epoch": epoch, "position": position},
+            "samples": position,
             "between_epochs": is_between,
             "fingerprint": self._fingerprint(),
             "has_begun": self._iteration > 0,
@@ -104,17 +112,23 @@ class KeyedLoader:
         """Take over a position; the loader may have other workers, batches and ranks than it was taken with.
 
         Raises:
-            StateMismatchError: the data, the seed or the kind of the order is another one.
+            StateMismatchError: inside an epoch, the data, the seed or the kind of the order is another one.
         """
         if "keyed" not in state:
             raise UsageError(
                 "loader: expected a position with keyed randomness, found one of the loader's own randomness",
                 hint="go on with the randomness that the run began with, or start a new run directory",
             )
+        kept = state["keyed"]
+        if not self._has_given_seed:
+            self._take_seed(kept["seed"])
+        saved, found = state["fingerprint"], self._fingerprint()
         if not state["between_epochs"]:
-            check_same_loader(state["fingerprint"], self._fingerprint())
+            check_same_loader(saved, found)
+        elif changes := differences(saved, found):
+            tell(f"loader: {'; '.join(changes.values())}: the next epoch begins with it")
         self._restored = dict(state)
-        self._shares.begin_at(state["keyed"]["epoch"], state["keyed"]["position"])
+        self._shares.begin_at(kept["epoch"], kept["position"])
 
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
@@ -132,6 +146,15 @@ class KeyedLoader:
         self._place, self._consumed = place, 0
         self._iteration += 1
         return self._drive(batches, self._iteration)
+
+    def _without_cut_off(self, position: int) -> int:
+        """Return `position`, or the end of the epoch if the loader drops all that is left."""
+        batch_sampler = cast("Any", self._loader.batch_sampler)
+        is_dropped = len(self._shares.places(position)) < batch_sampler.batch_size
+        return self._shares.length if batch_sampler.drop_last and is_dropped else position
+
+    def _take_seed(self, seed: int) -> None:
+        self._seed, self._shares = seed, _shares(self._loader, seed)
 
     def _check_wish(self, inside_epoch: bool) -> None:
         restored = self._restored
@@ -206,6 +229,11 @@ class KeyedLoader:
         return {**data, "shuffle": self._shares.shuffle, "seed": self._seed}
 
 
+def keyed_loader(loader: object, name: str) -> KeyedLoader | None:
+    """Return `loader` with keyed randomness, or None if it is no DataLoader."""
+    return KeyedLoader(loader, name=name) if isinstance(loader, DataLoader) else None
+
+
 class KeyedSide:
     """Dataset and worker_init_fn of the copied loader: reads and collates under keyed generators."""
 
@@ -278,6 +306,29 @@ class _Batches:
         return iter(BatchSampler(cast("Any", stands), *self._cut))  # type: ignore[arg-type]
 
 
+def _check_keyed(loader: DataLoader[Any]) -> None:
+    try:
+        check_supported(loader)
+    except UnsupportedStateError as error:
+        raise UnsupportedStateError(
+            f"keyed randomness: {error.message}",
+            hint="give it a plain DataLoader over a dataset with __getitem__ and __len__, or leave out "
+            "randomness='keyed'",
+        ) from None
+
+
+def _shared_seed(loader: DataLoader[Any]) -> int | None:
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    return sampler.seed if isinstance(sampler, (ElasticSampler, DistributedSampler)) else None
+
+
+def _made_seed(loader: DataLoader[Any], name: str) -> int:
+    # Asked for rather than drawn: a draw would move the stream that training draws from.
+    source = torch.default_generator if loader.generator is None else loader.generator
+    digest = hashlib.blake2b(f"unbroken loader/{source.initial_seed()}/{name}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
 def _shares(loader: DataLoader[Any], seed: int) -> ElasticSampler:
     """Return the shares of a keyed order that stand for the loader's sampler."""
     batch_sampler: Any = loader.batch_sampler
@@ -299,7 +350,7 @@ def _shares(loader: DataLoader[Any], seed: int) -> ElasticSampler:
         name = type(sampler if sampler is not None else batch_sampler).__name__
         raise UnsupportedStateError(
             f"loader: expected a sequential or shuffled order of all data for keyed randomness, found {name}",
-            hint="use shuffle=True, a DistributedSampler or an ElasticSampler, or the loader's randomness",
+            hint="use shuffle=True, a DistributedSampler or an ElasticSampler, or no randomness='keyed'",
         )
     return ElasticSampler(data, seed=seed, shuffle=shuffle, rank=rank, world_size=world_size, **settings)
 
@@ -315,7 +366,7 @@ def _put_back(held: HeldGenerators) -> Iterator[None]:
     try:
         yield
     finally:
-        restore_global_rng(shared)
+        restore_present_rng(shared)
         held.restore(own)
 
 

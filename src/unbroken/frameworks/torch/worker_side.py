@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from unbroken.errors import UnbrokenError, UnsupportedStateError
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_global_rng
+from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 from unbroken.frameworks.torch.index_stream import TAKE_TURN
 
 _PR_SET_PDEATHSIG = 1
@@ -111,7 +111,7 @@ class WorkerSide:
     def _restore(self, state: Mapping[str, Any]) -> None:
         assert self._held is not None
         self._held.restore(state["generators"])
-        restore_global_rng(state["global"])
+        restore_present_rng(state["global"])
 
     def _refuse_late_generators(self) -> None:
         """Raise UnsupportedStateError if reading samples made a generator.
