@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor, TensorSource
-from unbroken.state.tree import Decoder, Encoder, TensorTable
+from unbroken.state.tree import Decoder, Encoder
 
 
 class Colour(enum.Enum):

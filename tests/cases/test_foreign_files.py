@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from unbroken.cli.main import main
 from unbroken.state.readable import readable
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Encoder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/foreign"
 

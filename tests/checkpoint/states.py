@@ -7,8 +7,9 @@ from typing import Any
 
 from unbroken.checkpoint.manifest import PartEntry, Position
 from unbroken.checkpoint.snapshot import Description, HostBuffers, Snapshot, capture
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.tree import Encoder
 
 RUN_ID = "20260101-000000-abcdef01"
 

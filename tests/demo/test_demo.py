@@ -28,8 +28,8 @@ from unbroken.checkpoint.snapshot import Description, HostBuffers, capture
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir import layout
 from unbroken.rundir.journal import Journal
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor
-from unbroken.state.tree import TensorTable
 from unbroken.testing.runs import compare_runs, read_logged_steps
 
 SVG = "{http://www.w3.org/2000/svg}"

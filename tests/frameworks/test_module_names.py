@@ -11,7 +11,8 @@ from torch import nn
 
 from unbroken.errors import UsageError
 from unbroken.frameworks.torch.modules import ModuleHandler
-from unbroken.state.tree import Decoder, Encoder, TensorTable, join
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Decoder, Encoder, join
 from unbroken.testing.handler_contract import saved_again
 
 from .test_torch_modules import Counting, run_codecs

@@ -9,8 +9,9 @@ from typing import Any
 
 from unbroken.checkpoint.manifest import PartEntry, Position
 from unbroken.checkpoint.snapshot import Description
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource, copy_bytes
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.tree import Encoder
 
 from ..checkpoint.states import RUN_ID, tensor
 

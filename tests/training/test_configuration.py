@@ -22,7 +22,8 @@ from torch import nn
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import UnsupportedStateError
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Encoder
 from unbroken.training.arguments import plain
 from unbroken.training.configuration import differences_of
 

@@ -16,7 +16,8 @@ from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
 from unbroken.frameworks.torch.tensors import TorchCodec
 from unbroken.state.handlers import Setting
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Encoder
 from unbroken.testing.handler_contract import loaded, saved
 
 CODECS = [NumpyCodec(), TorchCodec()]

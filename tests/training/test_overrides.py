@@ -172,3 +172,23 @@ def test_notes_are_of_parts_and_groups(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path).latest().manifest.choices == {
         "override": {"optimizer.group 0.lr": "0.1"}
     }
+
+
+def test_a_rate_that_is_set_after_entering_is_put_back_and_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates(tmp_path, built(0.1), 2)
+    capsys.readouterr()
+
+    def attempt(rate: float) -> str:
+        parts = built(0.1)
+        with unbroken.Run(tmp_path, **parts) as run:
+            parts["optimizer"].param_groups[0]["lr"] = rate
+            for _ in run.epochs(1):
+                assert parts["optimizer"].param_groups[0]["lr"] == 0.1
+                break
+        return capsys.readouterr().err
+
+    told = "the learning rate was set to 0.3 after the run was entered, and is put back to 0.1"
+    assert told in attempt(0.3)
+    assert "is put back" not in attempt(0.1)

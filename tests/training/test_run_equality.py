@@ -17,8 +17,8 @@ from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import CheckpointNotFoundError, DamagedError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.journal import Journal
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor
-from unbroken.state.tree import TensorTable
 from unbroken.testing.runs import RunComparison, compare_runs, read_logged_steps
 
 LOSSES = [2.5, 0.1 + 0.2, -0.0, 1e-300, 0.7, 0.6]

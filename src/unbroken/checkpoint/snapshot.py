@@ -13,8 +13,8 @@ from typing import Any
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, Place, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import FLOATING, TensorSource, address_of
-from unbroken.state.tree import TensorTable
 from unbroken.storage.bulk import gather
 from unbroken.storage.parallel import share
 

@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 
 from unbroken.errors import UnsupportedStateError
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor, copy_bytes
-from unbroken.state.tree import Decoder, Encoder, LeafCodec, TensorTable
+from unbroken.state.tree import Decoder, Encoder, LeafCodec
 
 
 def keeps_position(value: object) -> bool:

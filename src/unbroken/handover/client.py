@@ -59,7 +59,8 @@ def start_writer(
     the module that tells what is not finite.
     """
     if not outlives and size_bytes < _OWN_PROCESS_BYTES:
-        return WriterHere(directory, attempt, parent, look)
+        # What the program itself does not use is not loaded into it.
+        return WriterHere(directory, attempt, parent, look if "numpy" in sys.modules else None)
     if outlives and os.getpid() == _FIRST_PROCESS:
         tell(
             "this is the first process of its container, nothing in which outlives it, snapshots neither",

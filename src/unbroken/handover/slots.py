@@ -21,7 +21,7 @@ from unbroken.checkpoint.container import ShardPlan, parse_header
 from unbroken.checkpoint.digest import digest
 from unbroken.checkpoint.image import ImagePlan, plan_image
 from unbroken.checkpoint.snapshot import Description, Snapshot, copy_into, given_aliases, unwatched
-from unbroken.state.tree import TensorTable
+from unbroken.state.table import TensorTable
 from unbroken.storage.base import PAGE_BYTES
 from unbroken.storage.failures import translated
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Mu
 from typing import Any, TypeAlias
 
 from unbroken.state.handlers import Setting
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource, copy_bytes
-from unbroken.state.tree import Encoder, LeafCodec, TensorTable, join
+from unbroken.state.tree import Encoder, LeafCodec, join
 
 # Keys from the outermost mapping to one inside.
 Place: TypeAlias = tuple[object, ...]

@@ -29,8 +29,9 @@ import msgspec
 import pytest
 
 from unbroken.state.handlers import ComparesSettings, StateHandler
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor, TensorSource, copy_bytes
-from unbroken.state.tree import Decoder, Encoder, LeafCodec, TensorTable
+from unbroken.state.tree import Decoder, Encoder, LeafCodec
 
 Make: TypeAlias = Callable[[], Any]
 Change: TypeAlias = Callable[[Any], object]

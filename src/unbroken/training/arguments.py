@@ -13,7 +13,8 @@ from unbroken.rundir import layout
 from unbroken.rundir.rehearsal import planned
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import Horizon
-from unbroken.state.tree import Encoder, Json, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Encoder, Json
 from unbroken.training import families
 from unbroken.training.configuration import encode_plain
 

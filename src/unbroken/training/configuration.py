@@ -17,7 +17,8 @@ from typing import Any
 
 from unbroken.errors import UnbrokenError, UnsupportedStateError
 from unbroken.state.readable import readable
-from unbroken.state.tree import Encoder, Json, LeafCodec, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Encoder, Json, LeafCodec
 
 # Deeper than any configuration, and less than the encoder takes.
 _DEEPEST = 50

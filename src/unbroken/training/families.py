@@ -110,3 +110,12 @@ def resumable_loader(loader: object) -> Any:
 
         return family.resumable_loader(loader)
     return None
+
+
+def keyed_loader(loader: object, name: str) -> Any:
+    """Return `loader` with keyed randomness by its framework, or None if none has that for it."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import family
+
+        return family.keyed_loader(loader, name)
+    return None

@@ -21,8 +21,9 @@ from unbroken.state.handlers import (
     tensor_facts,
 )
 from unbroken.state.references import with_references
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import LoadedTensor, TensorSource, bytes_of
-from unbroken.state.tree import Decoder, Encoder, TensorTable, join
+from unbroken.state.tree import Decoder, Encoder, join
 from unbroken.training import families
 from unbroken.training.comparison import lies_in
 from unbroken.training.randomness import RNG_PART

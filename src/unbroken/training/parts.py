@@ -12,7 +12,7 @@ from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
-from unbroken.state.tree import TensorTable
+from unbroken.state.table import TensorTable
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness

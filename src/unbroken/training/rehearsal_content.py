@@ -9,8 +9,9 @@ import msgspec
 from blake3 import blake3
 
 from unbroken.errors import UnsupportedStateError
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import bytes_of
-from unbroken.state.tree import Encoder, TensorTable
+from unbroken.state.tree import Encoder
 from unbroken.training import families
 
 _DEEPEST = 20

@@ -13,8 +13,9 @@ from unbroken.frameworks.generator_part import GeneratorHandler
 from unbroken.frameworks.places import GoneError, Roots
 from unbroken.state.handlers import ORDER_GENERATOR, ORDER_VALUE, StateHandler
 from unbroken.state.python import ContainerHandler, StateDictHandler
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource
-from unbroken.state.tree import Encoder, Json, LeafCodec, TensorTable, join
+from unbroken.state.tree import Encoder, Json, LeafCodec, join
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts
 from unbroken.training.randomness import GlobalRandomness

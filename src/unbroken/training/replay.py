@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -291,12 +290,9 @@ def resumable(loader: object) -> ResumableBatches:
 
 def keyed(loader: object, name: str | None) -> ResumableBatches:
     """Return `loader` with keyed randomness; raises UnsupportedStateError for what cannot have it."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.keyed import keyed_loader
-
-        found = keyed_loader(loader, name or "")
-        if found is not None:
-            return found
+    found: ResumableBatches | None = families.keyed_loader(loader, name or "")
+    if found is not None:
+        return found
     raise UnsupportedStateError(
         f"batches: expected a DataLoader for randomness='keyed', found a {type(loader).__name__}",
         hint="leave out randomness='keyed'",

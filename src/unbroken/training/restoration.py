@@ -10,6 +10,7 @@ from unbroken.checkpoint.highlights import learning_rates
 from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import StateMismatchError, UsageError
+from unbroken.rundir.tell import tell
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import (
     GRADIENTS,
@@ -21,8 +22,8 @@ from unbroken.state.handlers import (
     OverridesSettings,
     Setting,
 )
+from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource
-from unbroken.state.tree import TensorTable
 from unbroken.training.adaptation import adapt
 from unbroken.training.arrivals import Arrivals
 from unbroken.training.comparison import (
@@ -73,6 +74,7 @@ class Restoration:
         # What is put in force once all is restored and was found equal.
         self._settle: list[Callable[[], list[tuple[str, Setting]]]] = []
         self._finish: list[Callable[[], None]] = []
+        self._rates_left: tuple[float, ...] = ()
 
     def run(self) -> Restored:
         """Restore; see `Parts.restore`."""
@@ -103,24 +105,36 @@ class Restoration:
         # Of what was decided in the end, nothing else is to be said.
         decided = {(found.part, found.setting.name) for found in settled}
         kept = [found for found in settings if (found.part, found.setting.name) not in decided]
+        in_force = encode_parts(rated, TensorTable())
+        restored = {part.name for part in self._parts}
+        self._rates_left = _rates(entry for name, entry in in_force.items() if name in restored)
         return Restored(
             parts=reports,
             settings=(*kept, *settled, *said),
-            learning_rates=_rates(encode_parts(rated, TensorTable()).values()),
+            learning_rates=_rates(in_force.values()),
             script_learning_rates=rates,
             inside_step=self._inside_step,
             idle=tuple(idle),
         )
 
     def again(self) -> None:
-        """Put all state to the checkpoint once more."""
+        """Put all state to the checkpoint once more; a rate that the script has set meanwhile is told."""
         entries, table = self._encoded()
+        self._tell_of_rates(_rates(entries.values()))
         touched = {part_of(path) for path in unequal(entries, table.sources, self._manifest)}
         # What is streamed is read anew, so only where something has changed; it shows in its bytes.
         parts = [part for part in self._parts if not part.tensors.are_streamed or part.name in touched]
         states, _ = self._land(parts, self._places(table))
         self._put(parts, states)
         self._put_in_force()
+
+    def _tell_of_rates(self, found: tuple[float, ...]) -> None:
+        if found != self._rates_left:
+            here, there = (", ".join(f"{rate:g}" for rate in rates) for rates in (found, self._rates_left))
+            tell(
+                f"the learning rate was set to {here} after the run was entered, and is put back to {there}",
+                "set it before, and name it by override=, for example override=['optimizer.lr']",
+            )
 
     def _encoded(self) -> tuple[dict[str, PartEntry], TensorTable]:
         """Return the live state of what is restored, as it is now."""

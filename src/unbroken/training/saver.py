@@ -17,7 +17,7 @@ from unbroken.handover.committer import Committed
 from unbroken.handover.slots import Slot
 from unbroken.rundir.latest import point_latest
 from unbroken.rundir.tell import tell
-from unbroken.state.tree import TensorTable
+from unbroken.state.table import TensorTable
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from unbroken.checkpoint.snapshot import Description
-from unbroken.state.tree import TensorTable
+from unbroken.state.table import TensorTable
 from unbroken.training.save_policy import Due, SavePolicy
 from unbroken.training.saver import Saver
 

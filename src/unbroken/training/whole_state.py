@@ -11,7 +11,8 @@ from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.manifest import Position as SavedPosition
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint
-from unbroken.state.tree import Decoder, Encoder, Json, TensorTable
+from unbroken.state.table import TensorTable
+from unbroken.state.tree import Decoder, Encoder, Json
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
 from unbroken.training.restored import Restored

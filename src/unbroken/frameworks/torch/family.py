@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from unbroken.frameworks.torch.iterable_loader import ResumableIterableLoader
+from unbroken.frameworks.torch.keyed import KeyedLoader
 from unbroken.frameworks.torch.loader import ResumableLoader
 from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
@@ -42,6 +43,11 @@ def resumable_loader(loader: object) -> ResumableLoader | ResumableIterableLoade
         return None
     is_stream = isinstance(loader.dataset, IterableDataset)
     return ResumableIterableLoader(loader) if is_stream else ResumableLoader(loader)
+
+
+def keyed_loader(loader: object, name: str) -> KeyedLoader | None:
+    """Return `loader` with keyed randomness, or None if it is no DataLoader."""
+    return KeyedLoader(loader, name=name) if isinstance(loader, DataLoader) else None
 
 
 def environment() -> dict[str, object]:
