@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from blake3 import blake3
 
+from unbroken.checkpoint.digest import ALGORITHM, hasher
 from unbroken.checkpoint.highlights import learning_rates
 from unbroken.errors import UsageError
 from unbroken.rundir.rehearsal import (
@@ -34,7 +34,7 @@ from unbroken.training.observed_parts import NoLoaders, observed_parts, take
 from unbroken.training.observed_passes import Passes
 from unbroken.training.observed_torch import Optimizers, watch
 from unbroken.training.part import Part
-from unbroken.training.rehearsal_components import Digests
+from unbroken.training.rehearsal_components import digests
 from unbroken.training.rehearsal_content import content_digest
 from unbroken.training.rehearsal_objects import FoundObjects, Taken
 from unbroken.training.rehearsal_values import PutBack, dump
@@ -175,7 +175,6 @@ class Observer:
         except FileExistsError:
             self._is_elsewhere = True
             return
-        self._digests = Digests()
         self._parts, notes = observed_parts(self._optimizers)
         self._found = FoundObjects(self._parts, NoLoaders())
         self._notes = [*notes, *self._found.notes]
@@ -217,11 +216,11 @@ class Observer:
         return Line(
             kind=kind,
             step=self._step,
-            batch=None if self._batches is None else self._batches.hexdigest(length=16),
-            gradients=None if self._gradients is None else self._gradients.hexdigest(length=16),
+            batch=None if self._batches is None else self._batches.hexdigest(),
+            gradients=None if self._gradients is None else self._gradients.hexdigest(),
             metrics={_LOSS: math.fsum(self._losses).hex()} if self._losses and kind == "step" else {},
             rates=tuple(rate.hex() for rate in rates),
-            components=self._digests.of(piece for one in taken for piece in one.components),
+            components=digests(piece for one in taken for piece in one.components),
             notes=tuple(notes),
         )
 
@@ -232,12 +231,12 @@ class Observer:
             fetched = [inputs]
         for batch in fetched:
             if self._batches is None:
-                self._batches = blake3()
+                self._batches = hasher(ALGORITHM)
             self._batches.update(content_digest(batch))
 
     def _note_gradients(self, optimizer: Any) -> None:
         if self._gradients is None:
-            self._gradients = blake3()
+            self._gradients = hasher(ALGORITHM)
         for group in optimizer.param_groups:
             self._gradients.update(content_digest([parameter.grad for parameter in group["params"]]))
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
-from blake3 import blake3
 
+from unbroken.checkpoint.digest import ALGORITHM, hasher
 from unbroken.rundir.rehearsal import StoredTensor, StoredValue
 from unbroken.state.tensors import TensorSource, bytes_of, size_bytes
 from unbroken.state.tree import Json, join
 
-# Enough to tell all states of a rehearsal apart.
-_DIGEST_BYTES = 16
-# From this size on a tensor is digested by several threads, and from this sum on several are at once.
-_LARGE_BYTES = 4 << 20
-_WORTH_THREADS_BYTES = 1 << 20
 # The name under which the order of the keys of a dictionary stands.
 ORDER_OF_KEYS = "(order of keys)"
 
@@ -91,32 +84,9 @@ def is_dictionary(state: Json) -> bool:
     return isinstance(state, dict) and not any(key.startswith("$") for key in state)
 
 
-class Digests:
-    """Digests of components, of live memory, by several threads. Nothing may change it meanwhile."""
-
-    def __init__(self) -> None:
-        self._threads = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="unbroken-digest")
-
-    def of(self, found: Iterable[Component]) -> dict[str, str]:
-        """Return the digests by name."""
-        found = list(found)
-        small = [component for component in found if component.size_bytes < _LARGE_BYTES]
-        bundles = _bundles(small, self._threads)
-        if len(bundles) == 1:
-            digests = _digests(bundles[0])
-        else:
-            digests = {}
-            for part in self._pool.map(_digests, bundles):
-                digests |= part
-        for component in found:
-            if component.size_bytes >= _LARGE_BYTES:
-                digests[component.name] = _digest(component)
-        return {component.name: digests[component.name] for component in found}
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=True)
+def digests(found: Iterable[Component]) -> dict[str, str]:
+    """Return the digests of components by name, of live memory: nothing may change it meanwhile."""
+    return {component.name: _digest(component) for component in found}
 
 
 def _below(name: str, values: Mapping[str, Json]) -> list[str]:
@@ -148,29 +118,10 @@ def _is_whole(below: str, wholes: Sequence[str]) -> bool:
     return False
 
 
-def _bundles(found: Sequence[Component], count: int) -> list[list[Component]]:
-    """Share components out to `count` threads, evenly by their bytes; to one if that is not worth it."""
-    sizes = {component.name: component.size_bytes for component in found}
-    if count == 1 or sum(sizes.values()) < _WORTH_THREADS_BYTES:
-        return [list(found)]
-    bundles: list[list[Component]] = [[] for _ in range(count)]
-    filled = [0] * count
-    for component in sorted(found, key=lambda component: sizes[component.name], reverse=True):
-        least = filled.index(min(filled))
-        bundles[least].append(component)
-        # As if each had some bytes more: to digest nothing takes time, too.
-        filled[least] += sizes[component.name] + 4096
-    return bundles
-
-
-def _digests(found: Iterable[Component]) -> dict[str, str]:
-    return {component.name: _digest(component) for component in found}
-
-
 def _digest(component: Component) -> str:
-    is_large = component.size_bytes >= _LARGE_BYTES
-    digest = blake3(msgspec.json.encode(component.state), max_threads=blake3.AUTO if is_large else 1)
+    found = hasher(ALGORITHM)
+    found.update(msgspec.json.encode(component.state))
     for source in component.sources.values():
-        digest.update(f"{source.dtype}{source.shape}".encode())
-        digest.update(bytes_of(source))
-    return digest.hexdigest(length=_DIGEST_BYTES)
+        found.update(f"{source.dtype}{source.shape}".encode())
+        found.update(bytes_of(source))
+    return found.hexdigest()

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from blake3 import blake3
 
+from unbroken.checkpoint.digest import ALGORITHM, hasher
 from unbroken.errors import UnsupportedStateError
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import bytes_of
@@ -22,11 +22,10 @@ def content_digest(value: object) -> bytes:
 
     Of objects that cannot be looked into, only the class counts.
     """
-    # Its own threads are used from some size of a piece on only.
-    digest = blake3(max_threads=blake3.AUTO)
+    found = hasher(ALGORITHM)
     for piece in _pieces(value, 0):
-        digest.update(piece)
-    return digest.digest()
+        found.update(piece)
+    return found.hexdigest().encode()
 
 
 def _pieces(value: Any, depth: int) -> Iterator[bytes | memoryview]:

@@ -15,13 +15,12 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from blake3 import blake3
-
+from unbroken.checkpoint.digest import ALGORITHM, hasher
 from unbroken.checkpoint.highlights import learning_rates, plain_metrics
 from unbroken.rundir import layout
 from unbroken.rundir.rehearsal import Line, Moment, Plan, encode_line
 from unbroken.state.handlers import GRADIENTS, KeepsGradients
-from unbroken.training.rehearsal_components import Digests
+from unbroken.training.rehearsal_components import digests
 from unbroken.training.rehearsal_content import content_digest
 from unbroken.training.rehearsal_objects import FoundObjects, Taken, take_parts
 from unbroken.training.rehearsal_values import PutBack, dump
@@ -42,7 +41,6 @@ class Probe:
         self._state = state
         self._parts = list(state.parts)
         self._saver = saver
-        self._digests = Digests()
         self._record = os.open(plan.record, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # Which line the next step begins with, and what it says so far.
         self._awaited: Literal["began", "epoch"] | None = "began"
@@ -118,7 +116,6 @@ class Probe:
             self._watch.close()
         if self._awaited == "began" and self._first_line is not None:
             self._begin()
-        self._digests.close()
         os.close(self._record)
 
     def _watched(self, batches: Iterator[Any], slot: int, is_inner: bool) -> Iterator[Any]:
@@ -156,12 +153,12 @@ class Probe:
 
     def _note_batch(self, batch: object) -> None:
         if self._batches is None:
-            self._batches = blake3()
+            self._batches = hasher(ALGORITHM)
         self._batches.update(content_digest(batch))
 
     def _note_gradients(self, gradients: dict[str, Any]) -> None:
         if self._gradients is None:
-            self._gradients = blake3()
+            self._gradients = hasher(ALGORITHM)
         self._gradients.update(content_digest(gradients))
 
     def _before_optimizer(self, gradients: dict[str, Any]) -> None:
@@ -186,7 +183,7 @@ class Probe:
         step = self._state.step
         if self._plan.values is not None and step in self._plan.dump_at and not self._puts_back():
             dump(self._values(kind), step, taken)
-        components = self._digests.of(piece for one in taken for piece in one.components)
+        components = digests(piece for one in taken for piece in one.components)
         if self._found is not None:
             notes = [*notes, *self._found.notes[self._told :]]
             self._told = len(self._found.notes)
@@ -194,8 +191,8 @@ class Probe:
         return Line(
             kind=kind,
             step=step,
-            batch=None if self._batches is None else self._batches.hexdigest(length=16),
-            gradients=None if self._gradients is None else self._gradients.hexdigest(length=16),
+            batch=None if self._batches is None else self._batches.hexdigest(),
+            gradients=None if self._gradients is None else self._gradients.hexdigest(),
             metrics={name: value.hex() for name, value in plain_metrics(self._state.metrics).items()},
             rates=tuple(rate.hex() for rate in rates),
             components=components,
