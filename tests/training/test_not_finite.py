@@ -118,3 +118,9 @@ def test_a_trained_tensor_may_be_if_it_is_named(tmp_path: Path) -> None:
     with unbroken.Run(tmp_path, non_finite=["model.weight"], **live) as run:
         run.step()
     assert CheckpointStore(tmp_path).latest().manifest.non_finite == {}
+
+
+def test_naming_it_later_lets_a_marked_checkpoint_be_resumed_from(tmp_path: Path) -> None:
+    save_at(tmp_path, 1, 2, steps=2)
+    with unbroken.Run(tmp_path, non_finite=["model.weight"], **parts()) as run:
+        assert run.step_count == 2

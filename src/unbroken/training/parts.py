@@ -10,7 +10,7 @@ from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
-from unbroken.state.choices import Choices, matches
+from unbroken.state.choices import Choices, matches, name_of
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
 from unbroken.state.table import TensorTable
 from unbroken.training import families
@@ -93,7 +93,7 @@ class Parts:
         """Return the state of every part; see `encode_parts`."""
         entries = encode_parts(self._parts, table, inside_step=inside_step)
         if patterns := self._choices.non_finite:
-            table.exempt |= {path for path in table.sources if matches(path.replace("/", ".", 1), patterns)}
+            table.exempt |= {path for path in table.sources if matches(name_of(path), patterns)}
         return entries
 
     def restore(self, checkpoint: Checkpoint) -> Restored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from unbroken.errors import (
 )
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
+from unbroken.state.choices import matches, name_of
 from unbroken.training.report import died_of
 from unbroken.training.restored import Restored
 
@@ -105,8 +106,8 @@ class _Search:
             try:
                 checkpoint = self._store.get(name)
                 _check_owner(checkpoint, self._run_id)
-                if checkpoint.manifest.non_finite:
-                    self.non_finite[name] = _not_finite(checkpoint.manifest.non_finite)
+                if blown_up := self._restoring.blown_up(checkpoint):
+                    self.non_finite[name] = _not_finite(blown_up)
                     continue
                 died = self._deaths.get(_mark(checkpoint), ())
                 if max_deaths is not None and len(died) > max_deaths:
@@ -121,12 +122,26 @@ class _Search:
 
 
 class Restoring:
-    """Restores checkpoints by `act`, and leaves a record of it in case this process dies of that."""
+    """Restores checkpoints by `act`, and leaves a record of it in case this process dies of that.
 
-    def __init__(self, attempt_directory: Path, act: Callable[[Checkpoint], Restored]) -> None:
+    `non_finite` are patterns of the names of tensors that may hold NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        attempt_directory: Path,
+        act: Callable[[Checkpoint], Restored],
+        non_finite: Sequence[str] = (),
+    ) -> None:
+        self._non_finite = tuple(non_finite)
         self.run_directory = attempt_directory.parents[1]
         self._record = attempt_directory / layout.RESTORING_FILE
         self._act = act
+
+    def blown_up(self, checkpoint: Checkpoint) -> dict[str, int]:
+        """Return what in `checkpoint` is not finite and should be."""
+        found = checkpoint.manifest.non_finite or {}
+        return {path: count for path, count in found.items() if not matches(name_of(path), self._non_finite)}
 
     def do(self, checkpoint: Checkpoint) -> Restored:
         """Return what `act` returns. If the process dies in it, the record of that stays behind.

@@ -331,7 +331,8 @@ class Run:
         store = CheckpointStore(self.directory)
         self._beat("restoring")
         swept = [*store.sweep(), *attempt.sweep()]
-        restoring = resume.Restoring(attempt.directory, without_collecting()(self._state.restore))
+        act = without_collecting()(self._state.restore)
+        restoring = resume.Restoring(attempt.directory, act, self._choices.non_finite)
         candidate = resume.choose(store, self._resume, attempt.run.run_id, restoring)
         if candidate is None:
             lines = [f"run {attempt.run.name} begins in {self.directory}"]
