@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,10 @@ def test_what_is_in_the_cache_is_read_from_there(tmp_path: Path) -> None:
         assert read_uncached(path, descriptor, 0, memoryview(bytearray(SIZE)), HugeBuffers()) == 0
     finally:
         os.close(descriptor)
+
+
+def test_a_storage_that_has_read_can_be_handed_to_another_process(uncached: tuple[Path, bytes]) -> None:
+    path, data = uncached
+    storage = LocalStorage(path.parent)
+    storage.read("value")
+    assert pickle.loads(pickle.dumps(storage)).read("value") == data

@@ -83,7 +83,7 @@ def test_the_newest_checkpoint_is_verified_by_the_caller_if_it_wants_to() -> Non
         return False
 
     plan = store.prune([KeepLast(1)], is_intact=refuse)
-    assert (plan.pruned, plan.blocked) == ({}, "step-00000003, the newest, is damaged")
+    assert (plan.pruned, plan.blocked) == ({}, "step-00000003, the newest to go on from, is damaged")
     assert list(plan.kept) == store.names() == ["step-00000001", "step-00000002", "step-00000003"]
     assert plan.kept["step-00000001"] == plan.blocked
     assert asked == ["step-00000003"]
@@ -106,7 +106,7 @@ def test_a_manifest_that_was_damaged_after_it_was_known_is_seen_before_anything_
     store.plan_prune([KeepLast(1)])
     (tmp_path / "checkpoints/step-00000002/manifest.json").write_text("{}")
     plan = store.prune([KeepLast(1)])
-    assert (plan.pruned, plan.blocked) == ({}, "step-00000002, the newest, is damaged")
+    assert (plan.pruned, plan.blocked) == ({}, "step-00000002, the newest to go on from, is damaged")
 
 
 def test_a_newer_checkpoint_that_cannot_be_read_spares_all_older_ones(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_while_the_newest_is_damaged_nothing_is_deleted_and_the_exit_code_is_3(
     code, out, err = call(capsys, "prune", run, *KEEP, *more)
     assert code == 3
     assert out.count("kept") == 4
-    assert "nothing may be pruned: step-00000200, the newest, is damaged" in err
+    assert "nothing may be pruned: step-00000200, the newest to go on from, is damaged" in err
     assert len(steps(run)) == 4
 
 

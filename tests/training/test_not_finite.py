@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore, newest_verified
-from unbroken.errors import NotFiniteError
+from unbroken.errors import NotFiniteError, UsageError
 from unbroken.rundir.journal import read_events
 
 from .runs import names
@@ -61,12 +63,12 @@ def test_a_run_goes_on_from_the_newest_that_is_finite_and_sets_the_others_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_at(tmp_path, 3, 4, steps=4, keep=[])
-    assert "step-00000003 holds NaN or infinity: model/weight (1 of its numbers)" in capsys.readouterr().err
+    assert "step-00000003 holds NaN or infinity in model.weight (1 of its numbers)" in capsys.readouterr().err
     with unbroken.Run(tmp_path, keep=[], **parts()) as run:
         assert run.step_count == 2
         assert run.restored is not None
         passed_over = run.restored.as_json()["passed_over"]
-        assert "not finite: NaN or infinity in model/weight" in passed_over["step-00000003"]
+        assert "not finite: NaN or infinity in model.weight" in passed_over["step-00000003"]
         run.step()
     assert {path.name for path in (tmp_path / "quarantine").iterdir()} >= {"step-00000003", "step-00000004"}
 
@@ -81,7 +83,7 @@ def test_the_journal_says_which_tensors(tmp_path: Path) -> None:
     save_at(tmp_path, 2, steps=2)
     events = read_events(next(tmp_path.glob("attempts/*/events-rank0.jsonl")))
     (found,) = {event["checkpoint"]: event for event in events if event["kind"] == "not-finite"}.values()
-    assert found["tensors"] == {"model/weight": 1}
+    assert found["found"] == "NaN or infinity in model.weight (1 of its numbers)"
 
 
 def test_retention_never_deletes_the_newest_that_is_finite(tmp_path: Path) -> None:
@@ -124,3 +126,74 @@ def test_naming_it_later_lets_a_marked_checkpoint_be_resumed_from(tmp_path: Path
     save_at(tmp_path, 1, 2, steps=2)
     with unbroken.Run(tmp_path, non_finite=["model.weight"], **parts()) as run:
         assert run.step_count == 2
+
+
+def test_a_warm_start_takes_the_newest_that_is_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_at(tmp_path, 2, steps=2, keep=[])
+    live = parts()
+    unbroken.warm_start(live["model"], tmp_path)
+    assert live["model"].weight.isfinite().all()
+    assert "step-00000001 is taken" in capsys.readouterr().err
+
+
+def test_a_warm_start_from_a_run_without_a_finite_one_is_refused(tmp_path: Path) -> None:
+    save_at(tmp_path, 1, steps=1)
+    with pytest.raises(NotFiniteError, match="none that is finite"):
+        unbroken.warm_start(parts()["model"], tmp_path)
+
+
+def test_going_on_from_one_by_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_at(tmp_path, 2, steps=2)
+    with unbroken.Run(tmp_path, resume="step-00000002", **parts()):
+        pass
+    assert "step-00000002 holds NaN or infinity in model.weight" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["model/weight", "model.wieght", "weight"])
+def test_a_name_that_stands_for_no_tensor_is_refused(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(UsageError, match="expected non_finite= to name tensors"):
+        unbroken.Run(tmp_path, non_finite=[pattern], **parts()).__enter__()
+
+
+def test_a_tied_weight_may_be_named_by_any_of_its_names(tmp_path: Path) -> None:
+    live = parts()
+    other = nn.Linear(3, 2)
+    other.weight = live["model"].weight
+    blow_up(live["model"], math.inf)
+    with unbroken.Run(tmp_path, non_finite=["other.weight"], other=other, **live) as run:
+        run.step()
+    assert CheckpointStore(tmp_path).latest().manifest.non_finite == {}
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import unbroken
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(3, 2)
+with unbroken.Run(sys.argv[1], save=[], snapshot=[unbroken.EverySteps(1)], model=model) as run:
+    run.step()
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    for _ in run.epochs(1):
+        for _ in run.batches([1, 2]):
+            run.step()
+            if run.step_count == 3:
+                run.save()
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_the_writer_saves_after_a_death_is_no_better(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script, tmp_path / "run"], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    with pytest.raises(NotFiniteError):
+        unbroken.Run(tmp_path / "run", model=nn.Linear(3, 2)).__enter__()
+    events = [*read_events(next(tmp_path.glob("run/attempts/0001/events-rank0.jsonl")))]
+    assert any(event["kind"] == "not-finite" for event in events)
+    assert not (tmp_path / "run/latest").exists()

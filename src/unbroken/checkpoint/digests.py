@@ -68,7 +68,8 @@ class Digests:
 
     def _look_at(self, image: memoryview, run: _Run) -> None:
         """Note which tensors of `run` are not finite; they are looked at one by one only if any is not."""
-        if self._count is None or self.non_finite is None:
+        unwatched = self._snapshot.unwatched
+        if self._count is None or self.non_finite is None or all(path in unwatched for path, _ in run):
             return
         first, last = run[0][1], run[-1][1]
         whole = image[first.offset : last.offset + last.size_bytes]
@@ -76,7 +77,7 @@ class Digests:
             return
         for path, placed in run:
             count = self._count(bytes_at(image, placed), placed.dtype)
-            if count and path not in self._snapshot.unwatched:
+            if count and path not in unwatched:
                 self.non_finite[path] = count
 
 

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unbroken.state.paths import name_of
+
 
 def plain_metrics(encoded: Mapping[str, Any]) -> dict[str, float]:
     """Return the encoded metrics of a manifest as numbers, NaN and infinities among them."""
     return {
         name: float(value["$float"] if isinstance(value, dict) else value) for name, value in encoded.items()
     }
+
+
+def non_finite_in_words(found: Mapping[str, int]) -> str:
+    """Return which tensors hold NaN or infinity, by their names, in one line; empty if there are none.
+
+    >>> non_finite_in_words({"model/0.weight": 3, "model/0.bias": 1})
+    'NaN or infinity in model.0.weight (3 of its numbers) and 1 other tensor'
+    """
+    if not found:
+        return ""
+    path, count = next(iter(found.items()))
+    others = len(found) - 1
+    more = f" and {others} other tensor{'s' * (others > 1)}" if others else ""
+    return f"NaN or infinity in {name_of(path)} ({count} of its numbers){more}"
 
 
 def learning_rates(states: Iterable[Any]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import msgspec
 from unbroken.checkpoint.container import ShardPlan, plan_shard
 from unbroken.errors import UnsupportedStateError
 from unbroken.rundir import layout
+from unbroken.state.paths import part_of
 from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
 from unbroken.storage.base import PAGE_BYTES
 from unbroken.storage.bulk import MOST_GATHERED
@@ -102,7 +103,7 @@ def _plan_shards(tensors: Mapping[str, TensorSource]) -> list[ShardPlan]:
                 f"{path}: dtype {tensor.dtype} has no place in the safetensors format",
                 hint="convert the tensor to a dtype that has, or keep it out of the state",
             )
-        part = path.partition("/")[0] + (_FROZEN if tensor.is_frozen else "")
+        part = part_of(path) + (_FROZEN if tensor.is_frozen else "")
         by_part.setdefault(part, {})[path] = tensor
     groups: dict[str, dict[str, TensorSource]] = {}
     for part, members in by_part.items():

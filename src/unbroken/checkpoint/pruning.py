@@ -131,7 +131,7 @@ def _doubt(found: _Found, is_intact: Callable[[str], bool] | None) -> str | None
         if _order(name) > _order(newest):
             return f"{name}, the newest, {problem}"
     if is_intact is not None and not is_intact(newest):
-        return f"{newest}, the newest, is damaged"
+        return f"{newest}, the newest to go on from, is damaged"
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, Place, plan_image
 from unbroken.checkpoint.manifest import PartEntry, Position
+from unbroken.state.paths import part_of
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import FLOATING, TensorSource, address_of
 from unbroken.storage.bulk import gather
@@ -101,7 +102,7 @@ def unwatched(table: TensorTable) -> list[str]:
         path
         for path, source in table.sources.items()
         if source.dtype in FLOATING
-        and (path in exempt or not (source.is_trained or path.partition("/")[0] in trained))
+        and (path in exempt or not (source.is_trained or part_of(path) in trained))
     ]
 
 

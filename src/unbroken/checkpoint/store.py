@@ -94,7 +94,7 @@ class CheckpointStore:
         return Checkpoint(self.storage, name, read_manifest(self.storage, f"{layout.CHECKPOINTS}/{name}"))
 
     def latest(self) -> Checkpoint:
-        """Return the newest checkpoint whose manifest is intact.
+        """Return the newest checkpoint whose manifest is intact; it may be one that is not finite.
 
         Raises CheckpointNotFoundError when there is none, DamagedError when all are damaged.
         """
@@ -194,6 +194,8 @@ def newest_verified(directory: Path) -> str | None:
     """Return the name of the newest checkpoint in `directory` that is finite, and intact to the last byte."""
     store = CheckpointStore(directory)
     for name in reversed(store.names()):
-        if store.is_intact(name) and not store.get(name).manifest.non_finite:
-            return name
+        # First what costs little: a checkpoint that nothing resumes from need not be read.
+        with suppress(DamagedError, CheckpointNotFoundError):
+            if not store.get(name).manifest.non_finite and store.is_intact(name):
+                return name
     return None

@@ -123,7 +123,7 @@ class WriterProcess:
         if reply is None:
             return self._writer_here().commit(slot)
         self._newest, self._sequence = reply.name, slot.sequence
-        return Committed(name=reply.name, step=reply.step, non_finite=reply.non_finite)
+        return Committed(name=reply.name, step=reply.step, not_finite=reply.not_finite)
 
     def is_intact(self, name: str) -> bool:
         reply = self._ask(lambda _: Request(do="verify", number=self._number, name=name))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.checkpoint.digests import CountNonFinite
+from unbroken.checkpoint.highlights import non_finite_in_words
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.checkpoint.verify import verify_checkpoint
@@ -23,11 +24,11 @@ from unbroken.rundir.tell import tell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint that was written, and the step it is of; `non_finite` as in its manifest."""
+    """A checkpoint that was written, and the step it is of; `not_finite` says what in it is not."""
 
     name: str
     step: int
-    non_finite: Mapping[str, int] = field(default_factory=dict)
+    not_finite: str = ""
 
 
 class Committer:
@@ -67,8 +68,8 @@ class Committer:
             count_non_finite=self._count,
         )
         self.sequence = max(self.sequence, found.sequence)
-        bad = self._parent.non_finite or {}
-        return Committed(name=name, step=found.snapshot.description.step, non_finite=bad)
+        bad = non_finite_in_words(self._parent.non_finite or {})
+        return Committed(name=name, step=found.snapshot.description.step, not_finite=bad)
 
     def newest_left(self, slots: list[SlotReader]) -> SlotReader | None:
         """Return the slot with the newest whole snapshot that is no checkpoint yet, or None."""

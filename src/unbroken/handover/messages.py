@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 
 from unbroken import errors
@@ -12,7 +10,6 @@ from unbroken.handover.committer import Committed
 
 MAX_MESSAGE_BYTES = 1 << 16
 _MAX_TEXT = 4000
-_MOST_NAMED = 5
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,23 +45,20 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready.
-
-    `non_finite` are some of those in the manifest.
-    """
+    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready."""
 
     number: int = 0
     name: str = ""
     step: int = 0
-    non_finite: dict[str, int] = {}
+    not_finite: str = ""
     is_intact: bool = False
     failure: Failure | None = None
 
 
 def reply_of(committed: Committed, number: int) -> Reply:
     """Return what is said of a checkpoint that was written."""
-    some = dict(itertools.islice(committed.non_finite.items(), _MOST_NAMED))
-    return Reply(number=number, name=committed.name, step=committed.step, non_finite=some)
+    words = committed.not_finite[:_MAX_TEXT]
+    return Reply(number=number, name=committed.name, step=committed.step, not_finite=words)
 
 
 def failure_of(error: UnbrokenError) -> Failure:

@@ -104,7 +104,7 @@ class _Service:
             # Sending alone does not tell: a forked data worker may hold the other end.
             is_heard = _is_alive(self._trainer) and self._send(reply)
             if reply.name and not is_heard:
-                self.unheard = Committed(name=reply.name, step=reply.step, non_finite=reply.non_finite)
+                self.unheard = Committed(name=reply.name, step=reply.step, not_finite=reply.not_finite)
 
     def _receive(self) -> tuple[bytes, list[int], int, object]:
         """Return the next message; an empty one when the trainer is gone and has left none."""
@@ -147,7 +147,7 @@ def _save_what_is_left(directory: Path, attempt: int, committer: Committer, slot
 
 def _announce(directory: Path, attempt: int, committed: Committed) -> None:
     """Do what the trainer does when a checkpoint is written."""
-    if not committed.non_finite:
+    if not committed.not_finite:
         point_latest(directory, committed.name)
     # What counts is written; a full disk has no room for the words.
     with (
@@ -155,8 +155,14 @@ def _announce(directory: Path, attempt: int, committed: Committed) -> None:
         Journal(layout.attempt_directory(directory, attempt) / layout.events_file()) as journal,
     ):
         journal.append("saved", step=committed.step, checkpoint=committed.name, after_end=True)
+        if committed.not_finite:
+            journal.append(
+                "not-finite", checkpoint=committed.name, found=committed.not_finite, after_end=True
+            )
         journal.sync()
     tell(f"the training process ended; its last snapshot is saved in {committed.name}")
+    if committed.not_finite:
+        tell(f"{committed.name} holds {committed.not_finite}: it is kept as evidence, and never resumed from")
 
 
 def _is_alive(trainer: ProcessIdentity) -> bool:

@@ -52,11 +52,6 @@ class Choices:
         return matches(name, self.override)
 
 
-def name_of(path: str) -> str:
-    """Return the name of the tensor at `path`, as in patterns: `model.0.weight` for `model/0.weight`."""
-    return path.replace("/", ".", 1)
-
-
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether one of `patterns` stands for `name`."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

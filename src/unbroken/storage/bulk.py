@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -111,7 +112,9 @@ def read_uncached(path: Path, descriptor: int, start: int, target: memoryview, b
     That is less than all of it at the end of the file, and 0 where this is not the way: what is in the cache
     already is copied faster from there, and some file systems have no direct I/O.
     """
-    if len(target) < BULK_BYTES or _is_cached(descriptor, start, len(target)):
+    if len(target) < BULK_BYTES or not sys.platform.startswith("linux"):
+        return 0
+    if _is_cached(descriptor, start, len(target)):
         return 0
     direct = _open_direct(path, os.O_RDONLY)
     if direct is None:
@@ -246,5 +249,5 @@ def _address(view: memoryview) -> int:
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SYNC_FILE_RANGE_WRITE = 2
-# Linux 6.5, the same number on every architecture.
+# Linux 6.5, the same number on all architectures that frameworks run on.
 _CACHESTAT = 451

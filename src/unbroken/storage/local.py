@@ -52,6 +52,10 @@ class LocalStorage:
         self._staged: dict[Path, int] = {}
         self._buffers = threading.local()
 
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
+        # What is staged, and buffers of threads, belong to this process.
+        return LocalStorage, (self.root,)
+
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
 
@@ -153,7 +157,7 @@ class LocalStorage:
         # Loaded here: looking at checkpoints must start fast, and reads little.
         from unbroken.storage.bulk import HugeBuffers, read_uncached
 
-        # One for each thread, which is gone with it.
+        # One for each thread.
         if not hasattr(self._buffers, "own"):
             self._buffers.own = HugeBuffers()
         return read_uncached(path, descriptor, start, target, self._buffers.own)

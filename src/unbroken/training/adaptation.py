@@ -14,6 +14,7 @@ from unbroken.checkpoint.manifest import Manifest, TensorEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.state.handlers import ORDER_MODULE, Renamed, RenamesState, StateHandler
+from unbroken.state.paths import part_of
 from unbroken.state.references import with_references
 from unbroken.state.tensors import HostTensor
 
@@ -96,7 +97,7 @@ def _with_parts_renamed(seen: AdaptedCheckpoint, names: Mapping[str, str]) -> Ad
         path: names[part] + path[len(part) :]
         for first, entry in seen.manifest.tensors.items()
         for path in (first, *entry.aliases)
-        if (part := path.partition("/")[0]) in names
+        if (part := part_of(path)) in names
     }
     manifest = msgspec.structs.replace(seen.manifest, parts=parts)
     return _with_paths(replace(seen, manifest=manifest), moved)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from unbroken.state.paths import part_of
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource, address_of
 from unbroken.training.adaptation import AdaptedCheckpoint
-from unbroken.training.part import part_of
 
 
 class Arrivals:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import Difference, DifferenceKind
+from unbroken.state.paths import part_of
 from unbroken.state.tensors import TensorSource, size_bytes
 from unbroken.state.tree import join
 
@@ -116,7 +117,7 @@ def lies_in(path: str, places: Collection[str]) -> bool:
 
 
 def _is_of(part: str, path: str) -> bool:
-    return path.partition("/")[0] == part
+    return part_of(path) == part
 
 
 def _concerned(part: str, below: str, differences: Iterable[Difference], paths: Iterable[str]) -> set[str]:

@@ -85,11 +85,6 @@ def decode_part(entry: PartEntry, tensors: Callable[[str], LoadedTensor], *, des
     return Decoder(tensors, families.codecs(describes=describes)).decode(entry.state)
 
 
-def part_of(path: str) -> str:
-    """Return the name of the part that the tensor at `path` belongs to."""
-    return path.partition("/")[0]
-
-
 def is_setting(path: str, pattern: str) -> bool:
     """Tell whether the tensor at `path` is one of the settings of its part, compared before they are set."""
     return bool(pattern) and matches(path.partition("/")[2], [pattern])

@@ -10,8 +10,9 @@ from unbroken.checkpoint.manifest import Manifest, PartEntry
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
-from unbroken.state.choices import Choices, matches, name_of
+from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
+from unbroken.state.paths import name_of
 from unbroken.state.table import TensorTable
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
@@ -46,7 +47,9 @@ class Parts:
         ]
         self._restoration: Restoration | None = None
         # Now rather than at the first save, which may be hours away. Nothing is copied.
-        self.encode(TensorTable())
+        table = TensorTable()
+        self.encode(table)
+        self._check_non_finite(table)
         # Of the script: what a restore puts in their place is another matter.
         self._script_settings = {
             noted_name(part.name, setting): repr(setting.script)
@@ -93,8 +96,24 @@ class Parts:
         """Return the state of every part; see `encode_parts`."""
         entries = encode_parts(self._parts, table, inside_step=inside_step)
         if patterns := self._choices.non_finite:
-            table.exempt |= {path for path in table.sources if matches(name_of(path), patterns)}
+            table.exempt |= {
+                path
+                for path in table.sources
+                if any(matches(name_of(place), patterns) for place in (path, *table.aliases.get(path, ())))
+            }
         return entries
+
+    def _check_non_finite(self, table: TensorTable) -> None:
+        names = [name_of(path) for path in (*table.sources, *chain(*table.aliases.values()))]
+        # Those of optimizers come with the first step.
+        later = [f"{part}." for part in table.trained_parts]
+        for pattern in self._choices.non_finite:
+            if pattern.startswith(tuple(later)) or any(matches(name, [pattern]) for name in names):
+                continue
+            raise UsageError(
+                f"Run: expected non_finite= to name tensors, found {pattern!r}",
+                hint=f"there are {', '.join(names[:5])}; patterns may have * and ?",
+            )
 
     def restore(self, checkpoint: Checkpoint) -> Restored:
         """Put the state of a checkpoint into the live objects, in the order of their handlers.

@@ -12,6 +12,7 @@ from unbroken.frameworks.discovery import Found, discover, script_modules, scrip
 from unbroken.frameworks.generator_part import GeneratorHandler
 from unbroken.frameworks.places import GoneError, Roots
 from unbroken.state.handlers import ORDER_GENERATOR, ORDER_VALUE, StateHandler
+from unbroken.state.paths import part_of
 from unbroken.state.python import ContainerHandler, StateDictHandler
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource
@@ -45,7 +46,7 @@ def take_parts(parts: Sequence[Part], *, inside_step: bool) -> list[Taken]:
     entries = encode_parts(parts, table, inside_step=inside_step)
     of_part: dict[str, dict[str, TensorSource]] = {part.name: {} for part in parts}
     for path, source in table.sources.items():
-        of_part[path.partition("/")[0]][path] = source
+        of_part[part_of(path)][path] = source
     return [
         Taken(
             part.name,

@@ -22,6 +22,7 @@ from unbroken.state.handlers import (
     OverridesSettings,
     Setting,
 )
+from unbroken.state.paths import part_of
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource
 from unbroken.training.adaptation import adapt
@@ -35,7 +36,7 @@ from unbroken.training.comparison import (
     place_of,
 )
 from unbroken.training.idle import idle_patterns, idle_rules, told
-from unbroken.training.part import Part, decode_part, encode_parts, is_setting, part_of, unequal
+from unbroken.training.part import Part, decode_part, encode_parts, is_setting, unequal
 from unbroken.training.restored import Restored, SettingInForce, noted_name
 
 _HINT = (
@@ -74,7 +75,7 @@ class Restoration:
         # What is put in force once all is restored and was found equal.
         self._settle: list[Callable[[], list[tuple[str, Setting]]]] = []
         self._finish: list[Callable[[], None]] = []
-        self._rates_left: tuple[float, ...] = ()
+        self._rates_left: tuple[float, ...] | None = None
 
     def run(self) -> Restored:
         """Restore; see `Parts.restore`."""
@@ -121,6 +122,8 @@ class Restoration:
         """Put all state to the checkpoint once more; a rate that the script has set meanwhile is told."""
         entries, table = self._encoded()
         self._tell_of_rates(_rates(entries.values()))
+        # Once: what the body of an epoch sets is set again when the body is played again.
+        self._rates_left = None
         touched = {part_of(path) for path in unequal(entries, table.sources, self._manifest)}
         # What is streamed is read anew, so only where something has changed; it shows in its bytes.
         parts = [part for part in self._parts if not part.tensors.are_streamed or part.name in touched]
@@ -129,8 +132,9 @@ class Restoration:
         self._put_in_force()
 
     def _tell_of_rates(self, found: tuple[float, ...]) -> None:
-        if found != self._rates_left:
-            here, there = (", ".join(f"{rate:g}" for rate in rates) for rates in (found, self._rates_left))
+        left = self._rates_left
+        if left is not None and found != left:
+            here, there = (", ".join(f"{rate:g}" for rate in rates) for rates in (found, left))
             tell(
                 f"the learning rate was set to {here} after the run was entered, and is put back to {there}",
                 "set it before, and name it by override=, for example override=['optimizer.lr']",

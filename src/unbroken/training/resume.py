@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.highlights import non_finite_in_words
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
 from unbroken.errors import (
     CheckpointNotFoundError,
@@ -20,7 +21,9 @@ from unbroken.errors import (
 )
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
-from unbroken.state.choices import matches, name_of
+from unbroken.rundir.tell import tell
+from unbroken.state.choices import matches
+from unbroken.state.paths import name_of
 from unbroken.training.report import died_of
 from unbroken.training.restored import Restored
 
@@ -73,11 +76,11 @@ def choose(store: CheckpointStore, resume: str, run_id: str, restoring: Restorin
     found = search.newest(reversed(names), max_deaths=MAX_DEATHS - 1)
     if found is not None:
         later = {name: died_of(died) for name, died in search.suspects.items()}
-        return replace(found, later=later | search.non_finite)
+        return replace(found, later=later | search.non_finite_after(found.checkpoint.name))
     # Nothing else is left to go on from, so to pass them over would help nobody.
     found = search.newest(list(search.suspects), max_deaths=None)
     if found is not None:
-        return replace(found, later=search.non_finite)
+        return replace(found, later=search.non_finite_after(found.checkpoint.name))
     if search.non_finite:
         raise _nothing_finite(store, search.non_finite)
     _check_begin(store, resume, search.passed_over)
@@ -96,6 +99,7 @@ class _Search:
         self.suspects: dict[str, tuple[int, ...]] = {}
         self.non_finite: dict[str, str] = {}
         self._store = store
+        self._names = store.names()
         self._run_id = run_id
         self._restoring = restoring
         self._deaths = _deaths(restoring.run_directory)
@@ -107,7 +111,7 @@ class _Search:
                 checkpoint = self._store.get(name)
                 _check_owner(checkpoint, self._run_id)
                 if blown_up := self._restoring.blown_up(checkpoint):
-                    self.non_finite[name] = _not_finite(blown_up)
+                    self.non_finite[name] = f"not finite: {non_finite_in_words(blown_up)}"
                     continue
                 died = self._deaths.get(_mark(checkpoint), ())
                 if max_deaths is not None and len(died) > max_deaths:
@@ -119,6 +123,11 @@ class _Search:
                 place = self._store.quarantine(name, error.message)
                 self.passed_over[name] = f"{error.message}; now in {place}"
         return None
+
+    def non_finite_after(self, name: str) -> dict[str, str]:
+        """Return those that are newer than the checkpoint `name`: steps will be counted again from there."""
+        newer = self._names[self._names.index(name) + 1 :]
+        return {found: reason for found, reason in self.non_finite.items() if found in newer}
 
 
 class Restoring:
@@ -190,19 +199,14 @@ def _record(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _not_finite(tensors: Mapping[str, int]) -> str:
-    path, count = next(iter(tensors.items()))
-    others = f" and {len(tensors) - 1} other tensors" if len(tensors) > 1 else ""
-    return f"not finite: NaN or infinity in {path} ({count} of its numbers){others}"
-
-
 def _nothing_finite(store: CheckpointStore, found: Mapping[str, str]) -> NotFiniteError:
     name, reason = next(iter(found.items()))
     return NotFiniteError(
         f"{store.storage}: expected a checkpoint to go on from, found {len(found)} that are not finite; "
         f"{name} is {reason}",
-        hint=f"to look at one, or to go on from it all the same, name it: resume={name!r}; "
-        "or begin anew in another run directory",
+        hint="if they belong there, name the tensors by non_finite= of Run, for example "
+        "non_finite=['model.mask']; to go on from one all the same, start the script by itself with "
+        f"resume={name!r}; or begin anew in another run directory",
     )
 
 
@@ -232,6 +236,11 @@ def _named(store: CheckpointStore, name: str, run_id: str, restoring: Restoring)
     checkpoint = store.get(name)
     _check_owner(checkpoint, run_id)
     names = store.names()
+    if blown_up := restoring.blown_up(checkpoint):
+        tell(
+            f"{name} holds {non_finite_in_words(blown_up)}: nothing but its name makes a run go on from it",
+            "if they belong there, name them by non_finite= of Run, or what is saved from here is no better",
+        )
     reason = f"set aside: the run was continued from {name} on request"
     later = dict.fromkeys(names[names.index(name) + 1 :], reason)
     return Candidate(checkpoint, restoring.do(checkpoint), {}, later)

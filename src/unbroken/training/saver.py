@@ -231,7 +231,7 @@ class Saver:
         self._newest = committed
         self._committed_sequence = max(self._committed_sequence, slot.sequence)
         self._note("saved", step=committed.step, checkpoint=committed.name)
-        if committed.non_finite:
+        if committed.not_finite:
             self._tell_of(committed)
         else:
             point_latest(self._directory, committed.name)
@@ -240,10 +240,9 @@ class Saver:
 
     def _tell_of(self, bad: Committed) -> None:
         """Say that a state is not finite: nothing goes on from it."""
-        named = ", ".join(f"{path} ({count} of its numbers)" for path, count in bad.non_finite.items())
-        self._note("not-finite", checkpoint=bad.name, tensors=dict(bad.non_finite))
+        self._note("not-finite", checkpoint=bad.name, found=bad.not_finite)
         tell(
-            f"{bad.name} holds NaN or infinity: {named}; it is kept as evidence, and never resumed from",
+            f"{bad.name} holds {bad.not_finite}: it is kept as evidence, and never resumed from",
             "stop and look for the cause; a restart goes on from the newest checkpoint that is finite. "
             "If they belong there, name them by non_finite= of Run",
         )

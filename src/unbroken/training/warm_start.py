@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unbroken.checkpoint.container import header_size, parse_header
+from unbroken.checkpoint.highlights import non_finite_in_words
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest, read_tensors
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
-from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
+from unbroken.errors import (
+    DamagedError,
+    NotFiniteError,
+    StateMismatchError,
+    UnsupportedStateError,
+    UsageError,
+)
 from unbroken.rundir import layout
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
@@ -128,13 +136,31 @@ def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tupl
         load = partial(read_tensors, storage, tree, manifest)
         return str(path), _of_checkpoint(manifest, load, part), False
     if (path / layout.CHECKPOINTS).is_dir():
-        newest = CheckpointStore(path).latest()
+        newest = _newest_finite(CheckpointStore(path))
         found = _of_checkpoint(newest.manifest, newest.load_tensors, part)
         return f"{path} ({newest.name})", found, False
     raise UsageError(
         f"warm_start: expected a run, a checkpoint, a {_SAFETENSORS} file or a file of torch.save, "
         f"found {path}{'' if path.exists() else ', which does not exist'}",
         hint=f"the endings of files of torch.save are {', '.join(_TORCH_FILES)}",
+    )
+
+
+def _newest_finite(store: CheckpointStore) -> Checkpoint:
+    """Return the newest checkpoint whose trained state is finite, and say what was passed over for that."""
+    newest = store.latest()
+    bad = non_finite_in_words(newest.manifest.non_finite or {})
+    for name in reversed(store.names()):
+        with suppress(DamagedError):
+            found = store.get(name)
+            if found.manifest.non_finite:
+                continue
+            if bad:
+                tell(f"{newest.name} holds {bad}: {name} is taken")
+            return found
+    raise NotFiniteError(
+        f"{store.storage}: expected a checkpoint to take weights from, found none that is finite",
+        hint=f"name the checkpoint itself, {layout.CHECKPOINTS}/{newest.name}, to take them all the same",
     )
 
 
