@@ -190,7 +190,8 @@ with unbroken.Run(sys.argv[1], save=[], snapshot=[unbroken.EverySteps(1)], model
 def test_what_the_writer_saves_after_a_death_is_no_better(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script, tmp_path / "run"], capture_output=True, text=True)
+    command = [sys.executable, script, tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
     with pytest.raises(NotFiniteError):
         unbroken.Run(tmp_path / "run", model=nn.Linear(3, 2)).__enter__()
