@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from msgspec import structs
 
+from unbroken.cli.drill import _observation
 from unbroken.drill import copies
 from unbroken.drill.comparison import unchanging
 from unbroken.drill.copies import first_copy
@@ -25,9 +26,13 @@ from unbroken.rundir.rehearsal import (
     Plan,
     planned,
     planned_observation,
+    read_record,
     write_plan,
 )
+from unbroken.training import observer
 from unbroken.training.observed_alignment import aligned
+from unbroken.training.observed_torch import Optimizers
+from unbroken.training.observer import Observer
 
 from .records import began, process, step, undisturbed
 
@@ -168,6 +173,13 @@ def test_the_copy_of_a_directory_links_what_is_shared_and_environments(lab: Path
     assert (lab / "src/file").read_text() == "src"
 
 
+def test_what_is_shared_may_be_named_by_a_detour(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(lab)
+    observation = _observation(observe=True, resume_args=None, share=(Path("../lab/data"),))
+    assert observation is not None
+    assert observation.shared == (lab / "data",)
+
+
 def test_a_directory_that_is_too_large_to_copy_is_refused(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +238,7 @@ def test_a_process_is_armed_without_a_trace_and_an_own_sitecustomize_runs(
 
 
 GUARDED = """
-import os, sys
+import os, shutil, sys
 from pathlib import Path
 from unbroken.errors import UsageError
 from unbroken.training.observed_files import check_save, guard
@@ -234,6 +246,11 @@ original, copy = map(Path, sys.argv[1:])
 guard(str(original), [str(copy)])
 (copy / "mine").write_text("x")
 (original / "kept").read_text()
+# Only the link goes, which is in the copy.
+(copy / "shared").symlink_to(original / "out")
+(copy / "shared").unlink()
+here = os.open(original, os.O_RDONLY)
+inner = os.open(original / "out", os.O_RDONLY)
 refused = 0
 for change in (
     lambda: (original / "new").write_text("x"),
@@ -241,6 +258,25 @@ for change in (
     lambda: (original / "directory").mkdir(),
     lambda: os.replace(copy / "mine", original / "kept"),
     lambda: check_save(str(original / "last.pt"), str(copy)),
+    lambda: shutil.rmtree(original / "out"),
+    lambda: shutil.rmtree(original),
+    lambda: shutil.rmtree(original.parent),
+    lambda: shutil.rmtree("out", dir_fd=here),
+    lambda: original.rename(copy / "moved"),
+    lambda: original.parent.rename(f"{original.parent}-moved"),
+    lambda: (original / "link").unlink(),
+    lambda: os.remove("result", dir_fd=inner),
+    lambda: os.rmdir("out", dir_fd=here),
+    lambda: os.mkdir("new", dir_fd=here),
+    lambda: os.rename("kept", copy / "mine", src_dir_fd=here),
+    lambda: os.rename(copy / "mine", "kept", dst_dir_fd=here),
+    lambda: os.link(copy / "mine", "new", dst_dir_fd=here),
+    lambda: os.symlink(copy / "mine", "new", dir_fd=here),
+    lambda: os.chmod("kept", 0o600, dir_fd=here),
+    lambda: os.chmod(inner, 0o700),
+    lambda: os.utime(original / "kept", (0, 0)),
+    lambda: os.chown(original / "kept", os.getuid(), os.getgid()),
+    lambda: os.truncate(original / "kept", 0),
 ):
     try:
         change()
@@ -253,9 +289,12 @@ print(refused)
 
 def test_nothing_in_the_directory_of_the_user_can_be_changed(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
-    original.mkdir()
     copy.mkdir()
+    (original / "out").mkdir(parents=True)
     (original / "kept").write_text("mine")
+    (original / "out/result").write_text("mine, too")
+    (original / "link").symlink_to("../elsewhere")
+    before = (original / "kept").stat()
     done = subprocess.run(
         [sys.executable, "-c", GUARDED, original, copy],
         capture_output=True,
@@ -263,5 +302,49 @@ def test_nothing_in_the_directory_of_the_user_can_be_changed(tmp_path: Path) -> 
         check=False,
         timeout=60,
     )
-    assert done.stdout == "5\n", done.stderr
-    assert [path.name for path in original.iterdir()] == ["kept"]
+    assert done.stdout == "24\n", done.stderr
+    assert sorted(path.name for path in original.iterdir()) == ["kept", "link", "out"]
+    assert (original / "out/result").read_text() == "mine, too"
+    assert (original / "kept").stat().st_mtime == before.st_mtime
+
+
+class Watched:
+    """An iterator, an optimizer and what is found, in one: nothing of it is looked at."""
+
+    param_groups: tuple[Any, ...] = ()
+    notes: ClassVar[list[str]] = []
+
+    def __init__(self, *_: Any) -> None:
+        self.notes.append("not looked at: found/__main__.held: a lock")
+
+    def take(self, _: Any) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observer:
+    monkeypatch.setattr(observer, "observed_parts", lambda _: ([], []))
+    monkeypatch.setattr(observer, "FoundObjects", Watched)
+    monkeypatch.setattr(observer, "take", lambda _: [])
+    plan = Plan(directory=str(tmp_path), record=str(tmp_path / "record"), steps=9)
+    return Observer(plan, Observed(original=str(tmp_path / "lab")), Optimizers())
+
+
+def test_a_batch_that_counted_as_evaluated_is_said_not_to_be_looked_at(
+    watching: Observer, tmp_path: Path
+) -> None:
+    batches, optimizer = Watched(), Watched()
+    for is_fetched, is_called_without in [(True, False), (False, False), (True, True)] * 2:
+        if is_fetched:
+            watching.fetched(batches, ["a batch"])
+        if is_called_without:
+            watching.calling([], is_graded=False)
+        watching.calling([], is_graded=True)
+        watching.stepped(optimizer)
+    lines = list(read_record(tmp_path / "record"))
+    # Two optimizers may take one batch in turns: nothing was lost there.
+    words = "not looked at: the batch of step 3: a trained module was called without gradients first"
+    notes = {note: line.step for line in lines for note in line.notes if "the batch of" in note}
+    assert [*notes.values()] == [3]
+    assert next(iter(notes)).startswith(words)
+    assert "not looked at: found/__main__.held: a lock" in lines[0].notes

@@ -206,6 +206,23 @@ def test_an_object_in_no_part_that_had_no_effect_is_named_beside_the_proof() -> 
     assert told.exit_code == 0
 
 
+def test_what_was_not_looked_at_is_named_beside_the_proof() -> None:
+    notes = (
+        "not looked at: ema: it cannot be encoded",
+        "not looked at: an optimizer that was made after the first step, and what it trains",
+        "not looked into: __main__.table, which has 4000 items",
+        "cannot put back rng/numpy: there is no such object now",
+        *(f"not looked at: more{number}: too large" for number in range(3)),
+    )
+    told = verdict(replace(seen(), notes=notes))
+    assert told.headline == (
+        "PROVEN: bit-identical over 1 kill (10 steps, 4 components); not looked at: ema, "
+        "an optimizer that was made after the first step, and what it trains, __main__.table, more0 "
+        "and 2 more"
+    )
+    assert set(notes) <= set(told.details)
+
+
 def test_what_differs_as_an_epoch_begins_is_said_to_be_so() -> None:
     found = seen(began(4), step(5, batch="x"))
     assert found.divergence is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.cli.main import main
+from unbroken.inspection import renames
 from unbroken.inspection.closeness import closeness
 from unbroken.inspection.detect import open_checkpoint
 from unbroken.inspection.diff import Difference, compare
@@ -22,6 +25,7 @@ from unbroken.rundir.identity import open_run
 
 from ..checkpoint.states import snapshot_at, state_at
 from .golden import GOLDEN
+from .test_formats import rewritten
 
 
 def saved(path: Path, state: Any) -> Path:
@@ -167,6 +171,126 @@ def test_a_damaged_checkpoint_is_no_difference_but_damage(
     a = saved(tmp_path / "a.pt", state)
     (tmp_path / "cut.pt").write_bytes(a.read_bytes()[:-100])
     assert call(capsys, "diff", a, tmp_path / "cut.pt")[0] == 3
+
+
+def test_damage_in_both_is_named_and_never_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        shutil.copytree(GOLDEN / "sharded", tmp_path / name)
+        (tmp_path / name / "model-00002-of-00002.safetensors").unlink()
+    code, out, _ = call(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert code == 3
+    for side in "AB":
+        assert f"{side} is damaged: model-00002-of-00002.safetensors: " in out
+    assert "nothing differs" not in out
+    code, out, _ = call(capsys, "diff", tmp_path / "a", tmp_path / "b", "--json")
+    found = json.loads(out)
+    assert (code, found["equal"]) == (3, False)
+    assert [problem["side"] for problem in found["problems"]] == ["A", "B"]
+
+
+def quantized(scale: float) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(2) * scale, scale, 0, torch.qint8)
+
+
+def test_a_shard_that_is_gone_is_not_equal_by_its_digest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "ab":
+        CheckpointStore(tmp_path / name).save(snapshot_at(1))
+    a, b = (tmp_path / name / "checkpoints/step-00000001" for name in "ab")
+    (shard, *_) = sorted(b.glob("*.safetensors"))
+    shard.unlink()
+    code, out, _ = call(capsys, "diff", a, b)
+    assert code == 3
+    assert f"B is damaged: {shard.name}: this file is missing" in out
+    assert "could not be compared" in out
+
+
+def test_one_damaged_tensor_is_named_and_the_others_are_compared(
+    tmp_path: Path, state: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = saved(tmp_path / "a.pt", state["model"])
+    b = rewritten(a, tmp_path / "b.pt", lambda name, data: None if name.endswith("/data/0") else data)
+    code, out, _ = call(capsys, "diff", a, b)
+    assert code == 3
+    assert "B is damaged: a/data/0: tensor 0.weight: this entry is missing" in out
+    assert "1 tensors could not be compared, 0.weight first" in out
+    assert "8 tensors are equal to the last bit, of what is damaged nobody can tell" in out
+
+
+def adam(*, keys: list[Any], moment: str, size: int) -> dict[str, Any]:
+    return {
+        "state": {key: {moment: torch.full((size,), 1.0 + index)} for index, key in enumerate(keys)},
+        "param_groups": [{"lr": 0.1, "params": keys}],
+    }
+
+
+def test_tensors_outside_of_an_optimizer_are_no_state_of_it(tmp_path: Path) -> None:
+    a = {
+        "optimizer": adam(keys=["w"], moment="m", size=2),
+        "x": {"m": torch.ones(3)},
+        "y": {"m": torch.ones(5)},
+    }
+    b = {"optimizer": adam(keys=[0], moment="m", size=2), "m": torch.zeros(3), "z": torch.zeros(7)}
+    found = difference(saved(tmp_path / "a.pt", a), saved(tmp_path / "b.pt", b))
+    assert found.renamed[0].pairs == {"optimizer/state/w/m": "optimizer/state/0/m"}
+    assert found.equal_tensors == 1
+
+
+def test_two_optimizers_do_not_claim_the_same_tensor(tmp_path: Path) -> None:
+    a = {"one": adam(keys=["w"], moment="m", size=2), "two": adam(keys=["w"], moment="m", size=2)}
+    b = {"one": adam(keys=[0], moment="m", size=2), "three": adam(keys=[0], moment="m", size=2)}
+    found = difference(saved(tmp_path / "a.pt", a), saved(tmp_path / "b.pt", b))
+    assert (found.only_in_a, found.only_in_b, found.equal_tensors) == ({}, {}, 2)
+    twice = {"one": adam(keys=["v", "w"], moment="m", size=2)}
+    twice["one"]["param_groups"][0]["params"] = ["v", "w"]
+    b["one"]["param_groups"][0]["params"] = [0, 0]
+    difference(saved(tmp_path / "a.pt", twice), saved(tmp_path / "b.pt", b))
+
+
+def test_what_stands_beside_a_lost_optimizer_is_not_hidden(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = {"optimizer": adam(keys=[0], moment="m", size=2), "seen": 5, "ema": torch.ones(3)}
+    a = saved(tmp_path / "a.pt", {"trainer": inner, "model": torch.ones(4)})
+    b = saved(tmp_path / "b.pt", {"trainer": {"seen": 6}, "model": torch.ones(4)})
+    _, out, _ = call(capsys, "diff", a, b)
+    assert "optimizer state (trainer/optimizer) is in A and not in B" in out
+    lines = [line.split()[:2] for line in out.splitlines() if line.startswith("trainer")]
+    assert lines == [["trainer/ema", "A"], ["trainer/seen", "5"]]
+
+
+def test_an_empty_dictionary_is_a_value(tmp_path: Path) -> None:
+    states = {"x": {"w": 1, "extra": {}}}, {"x": {"w": 1}}
+    paths = saved(tmp_path / "a.pt", states[0]), saved(tmp_path / "b.pt", states[1])
+    assert [(item.path, item.a, item.b) for item in difference(*paths).values] == [
+        ("x/extra", {}, "(absent)")
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_of_another_scale_are_not_the_same(tmp_path: Path) -> None:
+    a, b = (saved(tmp_path / f"{scale}.pt", {"w": quantized(scale)}) for scale in (0.5, 0.25))
+    found = difference(a, b)
+    assert [(item.path, item.a[-2], item.b[-2]) for item in found.values] == [("w/quantizer", 0.5, 0.25)]
+
+
+def test_names_that_no_program_gave_take_little_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = ("F32", (1,))
+    tracemalloc.start()
+    try:
+        for count in (2000, 5000):
+            find_renamings({"x." + "a." * count: kind}, {"y." + "a." * count: kind})
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    monkeypatch.setattr(renames, "_MOST_LOOKS", 1)
+    # Each pair has a prefix of its own, and so takes a round of its own.
+    many = {f"p{index}.{'a.' * 20}{index}": kind for index in range(50)}
+    found = find_renamings(many, {f"q{name}": kind for name in many})
+    assert len(found) == renames._FEWEST_ROUNDS
 
 
 def test_names_that_only_begin_differently_are_paired_by_their_ends() -> None:

@@ -43,6 +43,29 @@ def test_nothing_is_in_the_way_of_a_run_of_ours(tmp_path: Path, capsys: pytest.C
     assert "nothing is in the way: training can go on from it exactly" in capsys.readouterr().out
 
 
+def test_a_shard_that_is_gone_or_short_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with unbroken.Run(tmp_path / "run", **parts()) as run:
+        run.step()
+    shards = sorted((tmp_path / "run/checkpoints").glob("step-*/*.safetensors"))
+    data = shards[0].read_bytes()
+    shards[0].unlink()
+    assert main(["doctor", str(tmp_path / "run")]) == 3
+    assert f"{shards[0].name}: this file is missing" in capsys.readouterr().out
+    shards[0].write_bytes(data[:-1])
+    (advice,) = [one for one in advice_on(tmp_path / "run", capsys, 3) if one["severity"] == "error"]
+    assert advice["evidence"].startswith(f"{shards[0].name}: expected {len(data)} bytes")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "x.safetensors")]) == 2
+
+
+def test_a_number_of_processes_that_says_nothing_is_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with unbroken.Run(tmp_path / "run", **parts()) as run:
+        run.step()
+    assert main(["doctor", str(tmp_path / "run"), "--world-size", "2"]) == 0
+    assert "note: it does not say for how many processes it is" in capsys.readouterr().out
+
+
 def test_a_file_of_weights_alone_is_nothing_to_train_on_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

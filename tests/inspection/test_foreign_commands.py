@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.cli.main import main
+from unbroken.inspection.conversion import convert
+from unbroken.inspection.detect import open_checkpoint
+from unbroken.inspection.formats.torch_zip import TorchZip
 
 from ..checkpoint.states import snapshot_at
 from .golden import GOLDEN, bytes_of
@@ -91,6 +94,30 @@ def test_names_and_values_cannot_move_the_cursor_of_a_terminal(
         ("diff", GOLDEN / "training.pt", tmp_path / "x.pt"),
     ):
         assert "\x1b" not in call(capsys, *arguments)[1]
+
+
+def test_colour_is_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shutil.copytree(GOLDEN / "sharded", tmp_path / "model")
+    (tmp_path / "model/model-00001-of-00002.safetensors").unlink()
+    code, out, _ = call(capsys, "inspect", tmp_path / "model")
+    assert code == 3
+    assert "\x1b[31mINCOMPLETE\x1b[0m" in out
+    assert "\\x1b" not in out
+
+
+def test_numbers_and_groups_that_no_trainer_writes_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = [{"lr": 10**400, "params": []}]
+    torch.save({"a": {"state": {}, "param_groups": groups}}, tmp_path / "x.pt")
+    assert "learning rate 1000000" in call(capsys, "inspect", tmp_path / "x.pt")[1]
+    torch.save({"a": {"state": {}, "param_groups": [{"params": 3}]}}, tmp_path / "y.pt")
+    assert call(capsys, "inspect", tmp_path / "y.pt")[0] == 0
+    assert call(capsys, "diff", tmp_path / "y.pt", tmp_path / "y.pt")[0] == 0
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -212,6 +239,40 @@ def test_convert_overwrites_nothing_and_leaves_nothing_half_done(
     torch.save({"a": torch.ones(2), "vast": torch.zeros(1).expand(1 << 40)}, tmp_path / "vast.pt")
     assert call(capsys, "convert", tmp_path / "vast.pt", tmp_path / "x.safetensors")[0] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["vast.pt"]
+
+
+def test_convert_leaves_nothing_after_an_interrupt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: TorchZip, path: str) -> memoryview:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchZip, "read", interrupted)
+    reader = open_checkpoint(GOLDEN / "training.pt")
+    with pytest.raises(KeyboardInterrupt):
+        convert(reader, tmp_path / "x.safetensors")
+    assert not [file for file in tmp_path.iterdir() if not file.name.startswith(".")]
+
+
+def test_convert_leaves_out_the_one_name_that_means_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"__metadata__": torch.ones(2), "w": torch.ones(3)}, tmp_path / "x.pt")
+    done = json.loads(call(capsys, "convert", tmp_path / "x.pt", tmp_path / "y.safetensors", "--json")[1])
+    assert (done["tensors"], len(done["dropped"])) == (1, 1)
+    assert list(load_file(tmp_path / "y.safetensors")) == ["w"]
+
+
+def test_convert_keeps_what_hangs_on_dictionaries_and_tensors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tagged = torch.nn.Parameter(torch.ones(1))
+    tagged.tag = "left"  # type: ignore[attr-defined]
+    torch.save({"model": torch.nn.Linear(1, 1).state_dict(), "p": tagged}, tmp_path / "x.pt")
+    assert call(capsys, "convert", tmp_path / "x.pt", tmp_path / "y.safetensors")[0] == 0
+    beside = json.loads((tmp_path / "y.json").read_text())
+    assert beside["facts"]["attributes"] == {"model": {"_metadata": {"": {"version": 1}}}}
+    assert beside["values"]["p"] == {"$tensor": "p", "attributes": {"tag": "left"}}
 
 
 def test_convert_refuses_what_is_incomplete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

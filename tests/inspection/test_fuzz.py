@@ -122,6 +122,20 @@ def test_a_file_that_was_cut_short_is_found_damaged(tmp_path: Path, name: str, l
     assert is_found_damaged(path)
 
 
+@given(shape=st.text("0123456789, -x()'", max_size=12) | st.integers(0, 10**30).map(str))
+@settings(max_examples=100, deadline=None, database=None)
+def test_any_shape_in_a_header_of_numpy_is_read_or_refused(
+    shape: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}\n".encode()
+    path = tmp_path_factory.getbasetemp() / "shape.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+        archive.writestr("a.npy", array)
+    with suppress(UnbrokenError):
+        content(path)
+
+
 class _Touch:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -8,6 +8,7 @@ import pickle
 import pickletools
 import subprocess
 import time
+import tracemalloc
 import zipfile
 from collections import OrderedDict, defaultdict
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from unbroken.errors import DamagedError
 from unbroken.inspection.detect import open_checkpoint
-from unbroken.inspection.formats import plain
+from unbroken.inspection.formats import opcodes, plain
 from unbroken.inspection.formats.constructors import read_values, unusual
 from unbroken.inspection.formats.opcodes import _WAYS, Machine
 from unbroken.inspection.formats.views import torch_storage
@@ -132,6 +133,58 @@ def test_only_classes_that_are_no_part_of_ordinary_checkpoints_are_pointed_out()
     assert unusual([*ordinary, "os.system", "torch.hub.load"]) == ["os.system", "torch.hub.load"]
 
 
+def test_keys_are_told_apart_whatever_they_are() -> None:
+    flat = {"1": "b", "1'": "c", (1, "x"): "d", None: "e", b"k": "f", 1.5: "g", True: "h"}
+    assert read(pickle.dumps(flat, 4)) == {
+        "1": "b",
+        "1'": "c",
+        "[1, 'x']": "d",
+        "None": "e",
+        "b'k'": "f",
+        "1.5": "g",
+        "True": "h",
+    }
+    assert read(pickle.dumps({1: "a", "1": "b", "1'": "c"}, 4)) == {"1": "a", "1'": "b", "1''": "c"}
+    nested = {((1,), 2): "a", ((1,), 3): "b", frozenset((1, 2)): "c", frozenset((3,)): "d"}
+    assert sorted(read(pickle.dumps(nested, 4)).values()) == ["a", "b", "c", "d"]
+
+
+def test_the_last_value_of_one_key_counts() -> None:
+    assert read(b"\x80\x02}(X\x01\x00\x00\x00aK\x01X\x01\x00\x00\x00aK\x02u.") == {"a": 2}
+
+
+@pytest.mark.parametrize("program", [b"\x8f", b"}", b"]", b"N\x85", b"N\x94", b"U\x01x", b"NQ", b"c\n\n"])
+def test_an_opcode_makes_little_beside_what_it_reads(program: bytes) -> None:
+    count = 20_000
+    tracemalloc.start()
+    try:
+        Machine(program * count + b".", "test").load()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 90 * count * len(program) + 100_000
+
+
+def test_a_long_name_for_each_of_many_tensors_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_MOST_PATH_CHARACTERS", 100_000)
+    data = pickle.dumps({"x" * 4000: [bytes([index]) * 100 for index in range(50)]}, 4)
+    reading = read_values(Machine(data, "test").load(), torch_storage)[1]
+    assert len(reading.tensors) == 24
+    assert reading.notes == ["too many long names of tensors: the rest is not shown"]
+
+
+def test_a_program_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opcodes, "_MOST_OPCODES", 100)
+    with pytest.raises(DamagedError, match="more than 100 opcodes"):
+        read(b"\x8f" * 101 + b".")
+
+
+def test_an_extension_is_a_class_that_is_pointed_out() -> None:
+    machine = Machine(b"\x80\x02\x82\x07)\x81.", "test")
+    machine.load()
+    assert unusual(machine.globals) == ["copyreg.extension 7"]
+
+
 def test_what_does_not_repeat_is_shown_however_much_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MOST_REPEATED", 100)
     assert read(pickle.dumps([set(range(30)) for _ in range(200)], 2)) == [[*range(30)]] * 200
@@ -187,6 +240,33 @@ def _long_key(count: int) -> bytes:
     return b"\x80\x02}" + _text(100_000) + b"](" + b"]" * count + b"es."
 
 
+def _devices_in_devices(depth: int) -> bytes:
+    # What is printed inside what is printed doubles its backslashes.
+    head = b"ctorch\ndevice\n("
+    return b"\x80\x02" + (head + b"](") * depth + b"X\x01\x00\x00\x00\\" + b"etR" * depth + b"."
+
+
+def _keys_in_keys(depth: int) -> bytes:
+    return b"\x80\x02" + b"}" * depth + b"X\x02\x00\x00\x00\\'" + b"Ns" * depth + b"."
+
+
+def _shared_keys(depth: int) -> bytes:
+    out = io.BytesIO()
+    out.write(b"\x80\x02K\x01\x85q\x00")
+    for index in range(depth):
+        get = bytes([ord("h"), index])
+        out.write(get + get + b"\x86q" + bytes([index + 1]))
+    return out.getvalue() + b"}" + bytes([ord("h"), depth]) + b"Ns."
+
+
+def _tuples_in_keys(depth: int) -> bytes:
+    return b"\x80\x02}" + b"X\x02\x00\x00\x00\\'" + b"\x85" * depth + b"Ns."
+
+
+def _same_names(count: int) -> bytes:
+    return b"\x80\x02}(" + b"]\x85N" * count + b"u."
+
+
 def _long_text() -> bytes:
     return b"\x80\x02](" + _text(1 << 20) + b"q\x00" + b"h\x00" * 20_000 + b"e."
 
@@ -210,6 +290,17 @@ def _long_text() -> bytes:
         _calls_in_calls(b"pathlib.WindowsPath", 2000),
         _subclasses_in_subclasses(2000),
         _long_key(20_000),
+        _devices_in_devices(33),
+        _devices_in_devices(2000),
+        # A dictionary that is its own key.
+        b"}q\x00h\x00Ns.",
+        _keys_in_keys(40),
+        _keys_in_keys(50_000),
+        _shared_keys(60),
+        _tuples_in_keys(5000),
+        _same_names(20_000),
+        b"\x80\x02](L" + b"7" * 4000 + b"L\nq\x00" + b"h\x00" * 250_000 + b"e.",
+        _call(b"builtins.complex", 50_000, argument=b"L" + b"7" * 4000 + b"L\n"),
     ],
     ids=[
         "nested",
@@ -226,6 +317,16 @@ def _long_text() -> bytes:
         "paths in paths",
         "subclasses in subclasses",
         "long key",
+        "devices in devices",
+        "devices in many devices",
+        "dictionary as its own key",
+        "keys in keys",
+        "keys in many keys",
+        "keys of shared tuples",
+        "tuples in keys",
+        "keys of one name",
+        "one integer",
+        "calls with one integer",
     ],
 )
 def test_a_bomb_does_not_go_off(data: bytes) -> None:
@@ -252,6 +353,8 @@ def test_a_bomb_does_not_go_off(data: bytes) -> None:
         b"\x80\x02\x8b\xff\xff\xff\xff.",
         b"I" + b"9" * 10_000 + b"\n.",
         b"\x80\x02X\x01\x00\x00\x00\xff.",
+        # A name that is joined of two long words, many times over.
+        b"\x80\x02" + _text(1 << 20) + b"q\x00h\x00" + b"\x93.",
     ],
 )
 def test_what_is_no_pickle_is_damage(data: bytes) -> None:

@@ -13,9 +13,10 @@ import click
 from unbroken.cli import output
 from unbroken.cli.target import open_target
 from unbroken.cli.values import printable, section, shortened, value_in_words
-from unbroken.errors import EXIT_ERROR
+from unbroken.errors import EXIT_DAMAGED, EXIT_ERROR
 from unbroken.inspection.detect import CheckpointReader, StoredTensor
 from unbroken.inspection.diff import ChangedTensor, ChangedValue, Difference, compare
+from unbroken.inspection.lost_parts import LostPart
 
 # Where training stood comes before what the parts say, and the environment after it.
 _OF_TRAINING = ("step", "position", "metrics")
@@ -30,15 +31,17 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
     A and B are paths of checkpoints, of any format that `unbroken inspect` shows; a run (its newest
     checkpoint), or RUN:NAME. Every tensor whose digests do not prove it equal is read.
-    Exits with 0 if nothing differs, with 1 if something does, with 3 if one is damaged.
+    Exits with 0 if nothing differs, with 1 if something does, with 3 if one is damaged or incomplete.
 
     \b
     Fields of --json:
       a, b (path, format), equal, equal_tensors,
-      lost [part, present ("A" or "B"), is_whole, moments, text], only_in_a, only_in_b {path: dtype, shape,
-        size_bytes, where, aliases, digest}, renamed [before, after, pairs {a: b}],
+      lost [part, where, present ("A" or "B"), is_whole, moments, text],
+      only_in_a, only_in_b {path: dtype, shape, size_bytes, where, aliases, digest},
+      renamed [before, after, pairs {a: b}],
       changed [path, path_in_b, dtypes, shapes, closeness (elements, equal, equal_fraction, largest,
-        nans), null if the shapes differ], ties, values, facts [path, a, b], notes
+        nans), null if the shapes differ], ties, values, facts [path, a, b], notes,
+      problems [side ("A" or "B"), file, problem]
     """
     first, second = open_target(a), open_target(b)
     found = compare(first, second)
@@ -46,6 +49,8 @@ def diff(a: str, b: str, as_json: bool) -> None:
         output.data_json({"a": _named(first), "b": _named(second), **found.as_json()})
     else:
         _show(first, second, found)
+    if found.problems:
+        click.get_current_context().exit(EXIT_DAMAGED)
     if not found.is_empty:
         click.get_current_context().exit(EXIT_ERROR)
 
@@ -57,9 +62,12 @@ def _named(reader: CheckpointReader) -> dict[str, str]:
 def _show(first: CheckpointReader, second: CheckpointReader, found: Difference) -> None:
     for side, reader in (("A", first), ("B", second)):
         output.data(printable(f"{side}  {reader.path}  {reader.format}"))
+    for problem in found.problems:
+        text = f"{problem.side} is damaged: {problem.file}: {problem.problem}"
+        output.data(output.painted(printable(text), "red", sys.stdout))
     for lost in found.lost:
         output.data(output.painted(printable(lost.text), "red", sys.stdout))
-    told = {side: {lost.part for lost in found.lost if lost.present == side} for side in "AB"}
+    told = {side: [lost for lost in found.lost if lost.present == side] for side in "AB"}
     rows = [
         *_alone("A", found.only_in_a, told["A"]),
         *_alone("B", found.only_in_b, told["B"]),
@@ -96,14 +104,16 @@ def _show_end(found: Difference) -> None:
         output.data(note)
     output.data("")
     tensors = f"{found.equal_tensors} tensors are equal to the last bit"
-    output.data(f"nothing differs, {tensors}" if found.is_empty else tensors)
+    if found.problems:
+        tensors += ", of what is damaged nobody can tell"
+    output.data(f"nothing differs, {tensors}" if found.is_empty and not found.problems else tensors)
 
 
-def _alone(side: str, tensors: dict[str, StoredTensor], told: set[str]) -> list[tuple[str, ...]]:
+def _alone(side: str, tensors: dict[str, StoredTensor], told: list[LostPart]) -> list[tuple[str, ...]]:
     return [
         (path, side, entry.dtype, _shape(entry.shape))
         for path, entry in tensors.items()
-        if path.partition("/")[0] not in told
+        if not any(lost.covers(path) for lost in told)
     ]
 
 

@@ -168,9 +168,9 @@ def _observation(*, observe: bool, resume_args: str | None, share: tuple[Path, .
         arguments = tuple(shlex.split(resume_args or ""))
     except ValueError as error:
         raise UsageError(f"--resume-args {resume_args}: {error}", hint="quote it as in a shell") from error
-    return Observation(
-        directory=Path.cwd(), resume_arguments=arguments, shared=tuple(path.absolute() for path in share)
-    )
+    # Compared with what is found below the directory, so `../lab/data` must not keep its dots.
+    shared = tuple(Path(os.path.abspath(path)) for path in share)
+    return Observation(directory=Path.cwd(), resume_arguments=arguments, shared=shared)
 
 
 def _show(told: Verdict) -> None:

@@ -15,7 +15,7 @@ TENSORS = ("TENSOR", "DTYPE", "SHAPE", "SIZE", "WHERE", "ALIASES")
 def show(found: dict[str, Any], *, with_tensors: bool) -> None:
     """Print what `unbroken.inspection.foreign.describe` found."""
     for line in _lines(found):
-        output.data(printable(line))
+        output.data(line)
     for problem in found["problems"]:
         output.data(printable(f"  {problem['file']}: {problem['problem']}"))
     section(
@@ -34,17 +34,19 @@ def show(found: dict[str, Any], *, with_tensors: bool) -> None:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    yield found["path"]
+    # Colour comes last: what makes text printable would show its codes.
+    yield printable(found["path"])
     state = "complete" if found["complete"] else output.painted("INCOMPLETE", "red", sys.stdout)
-    yield f"{found['format']}, {state}, {found['checksums'] or 'no checksums'}"
+    yield f"{printable(found['format'])}, {state}, {printable(found['checksums'] or 'no checksums')}"
     size = output.size(sum(row["size_bytes"] for row in found["tensors"]))
     files = f"{len(found['files'])} file{'s' * (len(found['files']) != 1)}"
     yield f"{len(found['tensors'])} tensors, {size}, in {files}"
     if found["counters"]:
-        yield ", ".join(f"{where} {value_in_words(value)}" for where, value in found["counters"].items())
+        words = [f"{where} {value_in_words(value)}" for where, value in found["counters"].items()]
+        yield printable(", ".join(words))
     rates = [rate for optimizer in found["optimizers"] for rate in optimizer["learning_rates"]]
     if rates:
-        yield "learning rate " + ", ".join(f"{rate:g}" for rate in rates)
+        yield "learning rate " + ", ".join(map(value_in_words, rates))
 
 
 def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -73,11 +75,7 @@ def _without_tensors(value: Any) -> Any:
     """Return values without references to tensors and what holds nothing else: tensors have a table."""
     if not isinstance(value, dict):
         return value
-    inner = {
-        key: _without_tensors(item)
-        for key, item in value.items()
-        if not isinstance(item, dict) or "$tensor" not in item
-    }
+    inner = {key: _without_tensors(item) for key, item in value.items() if key != "$tensor"}
     return {key: item for key, item in inner.items() if item != {} or value[key] == {}}
 
 

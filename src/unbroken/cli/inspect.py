@@ -45,7 +45,8 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
       checksums (what it carries, or null), counters {where: number}, optimizers [where, groups,
         parameters, learning_rates, states, moments], schedulers [where, last_epoch, ...],
       parts {name: tensors, size_bytes, dtypes}, wrappers {prefix: tensors}, tied [[path]],
-      objects [name] (classes and functions that loading it would import), metadata, notes,
+      objects [name] (classes and functions that loading it would import), metadata,
+      attributes {path: what hangs on a dictionary beside its items}, notes,
       values (all else, as plain data), tensors [path, dtype, shape, size_bytes, where, aliases]
     """
     path = find_foreign(target) if checkpoint is None else None
@@ -100,7 +101,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{len(found['tensors'])} tensors, {output.size(found['size_bytes'])} in {len(found['files'])} files",
     ]
     if found["learning_rates"]:
-        lines.append("learning rate " + ", ".join(f"{rate:g}" for rate in found["learning_rates"]))
+        lines.append("learning rate " + ", ".join(map(value_in_words, found["learning_rates"])))
     if found["metrics"]:
         lines.append(output.metrics(found["metrics"]))
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -14,6 +15,8 @@ from unbroken.errors import EXIT_ERROR, EXIT_OK
 from unbroken.rundir.rehearsal import Kill, Line
 
 Outcome = Literal["proven", "not-exact", "undecided", "failed"]
+# How notes of that begin: what it is, and then why.
+_UNSEEN, _MOST_UNSEEN = re.compile(r"not looked (?:at|into): (.+?)(?:: |, which has |$)"), 4
 _SURE = "cause, proved by putting it back"
 _NO_RESUME = "each began anew: a save takes longer than the steps that lie between it and a kill"
 
@@ -126,10 +129,20 @@ def _of_wrong_beginnings(found: Findings) -> Verdict | None:
 
 
 def _but_for(found: Findings) -> str:
-    if not found.unkept:
-        return ""
-    what = "not restored" if found.is_observed else "in no part and not restored"
-    return f"; {what}, without effect so far: {words.some(list(found.unkept))}"
+    """Return what the proof does not cover, to stand beside it."""
+    text, unseen = "", _unseen(found)
+    if found.unkept:
+        what = "not restored" if found.is_observed else "in no part and not restored"
+        text = f"; {what}, without effect so far: {words.some(list(found.unkept))}"
+    return f"{text}; not looked at: {unseen}" if unseen else text
+
+
+def _unseen(found: Findings) -> str:
+    """Return the names of what was not looked at, as far as it was noted."""
+    matches = [match for match in map(_UNSEEN.match, found.notes) if match is not None]
+    names = [*dict.fromkeys(match[1] for match in matches)]
+    more = f" and {len(names) - _MOST_UNSEEN} more" if len(names) > _MOST_UNSEEN else ""
+    return f"{', '.join(names[:_MOST_UNSEEN])}{more}"
 
 
 def _of_noise(found: Findings, noise: Noise) -> Verdict:

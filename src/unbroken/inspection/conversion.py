@@ -19,6 +19,7 @@ from unbroken.storage.local import LocalStorage
 
 SUFFIX = ".safetensors"
 _VALUES_SUFFIX = ".json"
+_METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +67,18 @@ def convert(reader: CheckpointReader, target: Path) -> Conversion:
     files = target, target.with_suffix(_VALUES_SUFFIX)
     _check_target(reader, files)
     tensors: dict[str, TensorSource] = {
-        path: _Unread(reader, path) for path, entry in reader.tensors.items() if entry.dtype in ITEM_BYTES
+        path: _Unread(reader, path)
+        for path, entry in reader.tensors.items()
+        if entry.dtype in ITEM_BYTES and path != _METADATA
     }
     dropped = tuple(_dropped(reader))
     plan = plan_shard(target.name, tensors)
     storage = LocalStorage(target.absolute().parent)
-    storage.write(files[1].name, [_values(reader, dropped)])
     try:
+        storage.write(files[1].name, [_values(reader, dropped)])
         storage.write(target.name, _chunks(plan, tensors))
-    except UnbrokenError:
+    except BaseException:
+        # Also after an interrupt: one file without the other looks like a whole checkpoint.
         with suppress(UnbrokenError):
             storage.delete(files[1].name)
         raise
@@ -109,7 +113,9 @@ def _chunks(plan: ShardPlan, tensors: dict[str, TensorSource]) -> Iterator[Buffe
 
 def _dropped(reader: CheckpointReader) -> Iterator[str]:
     for path, entry in reader.tensors.items():
-        if entry.dtype not in ITEM_BYTES:
+        if path == _METADATA:
+            yield f"tensor {path}: in safetensors this name means something else"
+        elif entry.dtype not in ITEM_BYTES:
             yield f"tensor {path}: safetensors has no {entry.dtype}"
     for name in reader.facts.get("objects", []):
         yield f"objects of {name}: kept as their name, arguments and fields in the JSON file"

@@ -15,9 +15,8 @@ __all__ = ["CheckpointReader", "StoredTensor", "is_foreign", "open_checkpoint", 
 _SNIFFED_BYTES = 32
 _KNOWN = "a checkpoint of unbroken, a file of torch.save, safetensors with or without an index, or .npz"
 _INDEX = ".safetensors.index.json"
-
-
-_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_\d+_mp_rank_\d\d_optim_states\.pt")
+# The files of ranks that DeepSpeed writes: the number of the rank, and that of its part of the model.
+ZERO_RANK = re.compile(r"(?:bf16_)?zero_pp_rank_([0-9]{1,6})_mp_rank_([0-9]{2})_optim_states\.pt")
 
 
 def open_located(located: Located) -> CheckpointReader:
@@ -90,7 +89,7 @@ def _open_zip(path: Path) -> CheckpointReader:
 def is_zero(directory: Path) -> bool:
     """Tell whether `directory` has the files of ranks that DeepSpeed writes."""
     with translated("list", str(directory)):
-        return any(_RANK.fullmatch(path.name) for path in directory.iterdir())
+        return any(ZERO_RANK.fullmatch(path.name) for path in directory.iterdir())
 
 
 def _in_directory(directory: Path) -> list[Path]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from unbroken.errors import DamagedError
 from unbroken.inspection import roles
 from unbroken.inspection.closeness import Closeness, closeness, same_bytes
-from unbroken.inspection.foreign import part_of
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
 from unbroken.inspection.formats.plain import join
-from unbroken.inspection.lost_parts import LostPart, lost_parts
+from unbroken.inspection.lost_parts import LostPart, Names, lost_parts
 from unbroken.inspection.renames import Renaming, find_renamings
 
 _FACTS = ("step", "position", "metrics", "config", "environment", "choices", "metadata")
@@ -40,8 +40,20 @@ class ChangedValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is damaged or missing in the checkpoint `side`, "A" or "B": what it held is not compared."""
+
+    side: str
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """All that differs. `equal_tensors` counts those that are the same to the last bit."""
+    """All that differs. `equal_tensors` counts those that are the same to the last bit.
+
+    With `problems` nobody can tell whether that is all.
+    """
 
     lost: list[LostPart] = field(default_factory=list)
     only_in_a: dict[str, StoredTensor] = field(default_factory=dict)
@@ -52,11 +64,12 @@ class Difference:
     values: list[ChangedValue] = field(default_factory=list)
     facts: list[ChangedValue] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     equal_tensors: int = 0
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing differs."""
+        """Tell whether nothing differs in what is there."""
         return not any(
             (
                 self.lost,
@@ -72,27 +85,38 @@ class Difference:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"equal": self.is_empty, **asdict(self)}
+        return {"equal": self.is_empty and not self.problems, **asdict(self)}
 
 
 def compare(a: CheckpointReader, b: CheckpointReader) -> Difference:
-    """Return what differs between two checkpoints. Tensors are read two at a time. Raises DamagedError."""
+    """Return what differs between two checkpoints. Tensors are read two at a time. Raises DamagedError.
+
+    What the headers tell of damage is listed in `problems` instead, and all else is compared.
+    """
     names = _names(a), _names(b)
     renamed = _renamed(a, b, names)
     name_in_b = {path: path for path in names[0] if path in names[1]}
     for renaming in renamed:
         name_in_b.update(renaming.pairs)
     pairs = {(names[0][one], names[1][other]): (one, other) for one, other in name_in_b.items()}
-    changed, equal = [], 0
-    for (key_a, key_b), (one, other) in pairs.items():
-        found = _compare_tensors(a, b, (key_a, key_b), (one, other))
-        equal += found is None
+    changed, unread = [], []
+    for keys, paths in pairs.items():
+        try:
+            found = _compare_tensors(a, b, keys, paths)
+        except DamagedError:
+            # Told below, with all else that is damaged; what no header tells of ends the comparison.
+            if not a.problems and not b.problems:
+                raise
+            unread.append(paths[0])
+            continue
         changed += [found] if found is not None else []
     found_in_b = set(name_in_b.values())
     only_in_a = {path: a.tensors[key] for path, key in names[0].items() if path not in name_in_b}
     only_in_b = {path: b.tensors[key] for path, key in names[1].items() if path not in found_in_b}
-    lost = lost_parts(a, b, _paths_by_part(names[0], only_in_a), _paths_by_part(names[1], only_in_b))
-    values, notes = _values(a, b, {part.part for part in lost if part.is_whole})
+    lost = lost_parts(a, b, Names(all=names[0], alone=only_in_a), Names(all=names[1], alone=only_in_b))
+    values, notes = _values(a, b, [part for part in lost if part.is_whole])
+    if unread:
+        notes.append(f"{len(unread)} tensors could not be compared, {unread[0]} first")
     return Difference(
         lost=lost,
         only_in_a=only_in_a,
@@ -103,7 +127,12 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Difference:
         values=values,
         facts=_facts(a, b, notes),
         notes=notes,
-        equal_tensors=equal,
+        problems=[
+            Problem(side=side, file=found.file, problem=found.problem)
+            for side, reader in (("A", a), ("B", b))
+            for found in reader.problems
+        ],
+        equal_tensors=len(pairs) - len(changed) - len(unread),
     )
 
 
@@ -124,18 +153,24 @@ def _numbered(
 ) -> list[Renaming]:
     """Return the states of optimizers that one keeps by the name of a parameter, and one by its number."""
     keys = roles.parameter_keys(a.values), roles.parameter_keys(b.values)
+    left, free = dict(missing), dict(extra)
     found = []
     for one, other in roles.paired(*keys).items():
-        if len(keys[0][one]) != len(keys[1][other]):
+        count = len(keys[0][one])
+        # A parameter that stands there twice is of no sound optimizer.
+        if not count == len(keys[1][other]) == len({*keys[0][one]}) == len({*keys[1][other]}):
             continue
         places = {
             join(one, f"state/{before}"): join(other, f"state/{after}")
             for before, after in zip(keys[0][one], keys[1][other], strict=True)
         }
+        split = {path: path.rpartition("/") for path in left}
         moved = {
-            path: join(places.get(path.rpartition("/")[0], ""), path.rpartition("/")[2]) for path in missing
+            path: join(places[place], name) for path, (place, _, name) in split.items() if place in places
         }
-        pairs = {path: after for path, after in moved.items() if after in extra}
+        pairs = {path: after for path, after in moved.items() if after in free}
+        for path, after in pairs.items():
+            del left[path], free[after]
         if pairs:
             before, after = join(one, "state/(parameter)/"), join(other, "state/(parameter)/")
             found.append(Renaming(before=before, after=f"{after}, by order", pairs=pairs))
@@ -156,7 +191,9 @@ def _compare_tensors(
 ) -> ChangedTensor | None:
     one, other = a.tensors[keys[0]], b.tensors[keys[1]]
     is_alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-    if is_alike and one.digest is not None and one.digest == other.digest:
+    # A digest tells of a file that is there.
+    is_whole = not a.problems and not b.problems
+    if is_whole and is_alike and one.digest is not None and one.digest == other.digest:
         return None
     found = None
     if one.shape == other.shape:
@@ -187,15 +224,6 @@ def _importance(changed: ChangedTensor) -> tuple[Any, ...]:
     )
 
 
-def _paths_by_part(names: Mapping[str, str], alone: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return for each part how many of its tensors the other has not, and how many there are."""
-    found: dict[str, tuple[int, int]] = {}
-    for path in names:
-        missing, count = found.get(part_of(path), (0, 0))
-        found[part_of(path)] = (missing + (path in alone), count + 1)
-    return found
-
-
 def _ties(
     names: tuple[Mapping[str, str], Mapping[str, str]], name_in_b: Mapping[str, str]
 ) -> list[ChangedValue]:
@@ -215,19 +243,24 @@ def _ties(
     ]
 
 
-def _values(a: CheckpointReader, b: CheckpointReader, lost: set[str]) -> tuple[list[ChangedValue], list[str]]:
+def _values(
+    a: CheckpointReader, b: CheckpointReader, lost: Sequence[LostPart]
+) -> tuple[list[ChangedValue], list[str]]:
     """Return the values that differ, but for those of parts that are lost as a whole."""
     if bool(a.values) != bool(b.values):
         side, reader = ("B", b) if a.values else ("A", a)
         return [], [f"{side} ({reader.format}) holds tensors only; values of the other are not listed"]
     found = _changed(dict(flatten(a.values)), dict(flatten(b.values)))
-    return [item for item in found if item.path.partition("/")[0] not in lost], []
+    return [item for item in found if not any(part.covers(item.path) for part in lost)], []
 
 
 def _facts(a: CheckpointReader, b: CheckpointReader, notes: list[str]) -> list[ChangedValue]:
     known = [{key: reader.facts[key] for key in _FACTS if key in reader.facts} for reader in (a, b)]
     shared = [key for key in _FACTS if key in known[0] and key in known[1]]
     alone = [key for key in _FACTS if (key in known[0]) != (key in known[1])]
+    attributes = [reader.facts.get("attributes", {}) for reader in (a, b)]
+    if "attributes" in a.facts and "attributes" in b.facts and attributes[0] != attributes[1]:
+        notes.append("what hangs on dictionaries beside their items (versions of modules) is not the same")
     if alone:
         side = "A" if alone[0] in known[0] else "B"
         notes.append(f"only {side} says anything about: {', '.join(alone)}")
@@ -248,10 +281,9 @@ def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the single values in nested ones by their paths; tensors are none, short lists are one."""
-    if isinstance(value, dict):
-        if "$tensor" in value:
-            return
-        for key, item in value.items():
+    if isinstance(value, dict) and value:
+        inner = {key: item for key, item in value.items() if key != "$tensor"}
+        for key, item in inner.items():
             yield from flatten(item, f"{path}/{key}" if path else key)
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, item in enumerate(value):

@@ -60,7 +60,15 @@ def _whole(reader: CheckpointReader) -> Iterator[Advice]:
 
 def _ranks(reader: CheckpointReader, world_size: int | None) -> Iterator[Advice]:
     saved = reader.facts.get("world_size")
-    if world_size is None or saved is None or world_size == saved:
+    if world_size is None or world_size == saved:
+        return
+    if saved is None:
+        yield Advice(
+            severity="note",
+            text=f"it does not say for how many processes it is: {world_size} are not looked into",
+            evidence=f"{reader.format} without a number of ranks",
+            remedy="leave --world-size out",
+        )
         return
     yield Advice(
         severity="error",

@@ -29,6 +29,7 @@ def describe(reader: CheckpointReader) -> dict[str, Any]:
         "tied": [[path, *entry.aliases] for path, entry in reader.tensors.items() if entry.aliases],
         "objects": reader.facts.get("objects", []),
         "metadata": reader.facts.get("metadata", {}),
+        "attributes": reader.facts.get("attributes", {}),
         "notes": reader.notes,
         "values": reader.values,
         "tensors": [

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 # Dtype and shape: only tensors that agree in it can be the same one.
@@ -13,6 +14,12 @@ Kind: TypeAlias = tuple[str, tuple[int, ...]]
 _BOUNDARY = re.compile(r"[./]")
 # Of a suffix that so many names share, such as "weight", nothing follows.
 _MOST_CANDIDATES = 16
+# Names that no program gave could take for ever.
+_MOST_SUFFIXES = 32
+_LONGEST_NAME = 4096
+# Each round looks at all suffixes of all names that are left.
+_MOST_LOOKS = 1_000_000
+_FEWEST_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,8 @@ def find_renamings(missing: Mapping[str, Kind], extra: Mapping[str, Kind]) -> li
     """Return how names in `missing` may have become names in `extra`, what explains most first."""
     left, free = dict(missing), dict(extra)
     found: list[Renaming] = []
-    while left and free:
+    looks = 1 + sum(min(_MOST_SUFFIXES, 1 + len(_BOUNDARY.findall(name))) for name in (*missing, *extra))
+    for _ in range(max(_FEWEST_ROUNDS, _MOST_LOOKS // looks)):
         renaming = _most_common_prefix(left, free)
         if renaming is None:
             break
@@ -71,8 +79,10 @@ def _most_common_prefix(missing: Mapping[str, Kind], extra: Mapping[str, Kind]) 
 
 def _suffixes(name: str) -> Iterator[str]:
     """Yield what is left of a name without its first components, the longest first."""
+    if len(name) > _LONGEST_NAME:
+        return
     yield name
-    for boundary in _BOUNDARY.finditer(name):
+    for boundary in islice(_BOUNDARY.finditer(name), _MOST_SUFFIXES - 1):
         yield name[boundary.end() :]
 
 

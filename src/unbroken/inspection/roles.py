@@ -108,9 +108,7 @@ def _is_optimizer(value: Mapping[str, Any]) -> bool:
 def _groups(value: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
     for key in _GROUPS:
         groups = value.get(key)
-        if isinstance(groups, list) and all(
-            isinstance(group, dict) and "params" in group for group in groups
-        ):
+        if isinstance(groups, list) and all(map(_is_group, groups)):
             return groups
     return None
 

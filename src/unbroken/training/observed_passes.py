@@ -30,6 +30,8 @@ class Passes:
         self._of_training: weakref.WeakSet[Any] = weakref.WeakSet()
         self._latest: list[Taken] | None = None
         self.has_loaders = False
+        # Since a step took something.
+        self._has_forgotten = False
 
     def begin(self, *, has_begun: bool, step: int) -> list[Taken] | None:
         """Return the generators as a pass begins, if they are wanted; put them back first, if that is."""
@@ -56,11 +58,18 @@ class Passes:
 
     def forget(self) -> None:
         """What was fetched was evaluated."""
+        self._has_forgotten |= bool(self._fetched)
         self._fetched.clear()
+
+    def is_batch_forgotten(self) -> bool:
+        """Tell whether what a step that took nothing might have taken counted as evaluated; ask once."""
+        forgotten, self._has_forgotten = self._has_forgotten, False
+        return forgotten
 
     def taken(self) -> list[Any]:
         """Return the batches that a step takes, each once."""
         batches = list(self._fetched.values())
+        self._has_forgotten &= not batches
         for key in self._fetched:
             iterator = self._iterators[key]()
             if iterator is not None:

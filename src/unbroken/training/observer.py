@@ -74,6 +74,7 @@ class Observer:
         self._is_in_step = False
         self._is_complete = False
         self._is_late = False
+        self._is_unfed = False
         self._parts: list[Part] = []
         self._found: FoundObjects | None = None
         self._notes: list[str] = []
@@ -119,6 +120,7 @@ class Observer:
             # The script has caught what was to end it.
             os._exit(0)
         self._step += 1
+        self._note_unfed()
         self._write(self._line("step", self._take()))
         self._batches = self._gradients = None
         self._losses.clear()
@@ -177,7 +179,7 @@ class Observer:
             return
         self._parts, notes = observed_parts(self._optimizers)
         self._found = FoundObjects(self._parts, NoLoaders())
-        self._notes = [*notes, *self._found.notes]
+        self._notes = notes
         line = self._dumped("began")
         if self._observed.reference is not None:
             line = self._resumed(line, list(read_record(Path(self._observed.reference))))
@@ -212,6 +214,10 @@ class Observer:
 
     def _line(self, kind: Literal["began", "ready", "step"], taken: Sequence[Taken]) -> Line:
         notes, self._notes = self._notes, []
+        if self._found is not None:
+            # Of what cannot be encoded it is known once it has been tried.
+            notes += self._found.notes
+            self._found.notes.clear()
         rates = learning_rates(one.state for one in taken[: len(self._parts)])
         return Line(
             kind=kind,
@@ -245,6 +251,14 @@ class Observer:
             self._is_late = True
             self._notes.append(
                 "not looked at: an optimizer that was made after the first step, and what it trains"
+            )
+
+    def _note_unfed(self) -> None:
+        if self._batches is None and self._passes.is_batch_forgotten() and not self._is_unfed:
+            self._is_unfed = True
+            self._notes.append(
+                f"not looked at: the batch of step {self._step}: "
+                "a trained module was called without gradients first, so it counts as evaluated"
             )
 
     def _write(self, line: Line) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import stat
-import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,20 +133,20 @@ def _read_into(descriptor: int, start: int, target: memoryview) -> int:
 
 def damaged(where: str, expected: str, found: str) -> DamagedError:
     """The error for bytes that cannot be what was written."""
-    return DamagedError(_shown(f"{where}: expected {expected}, found {found}"), hint=HINT)
+    return DamagedError(_printable(f"{where}: expected {expected}, found {found}"), hint=HINT)
 
 
 def unreadable(where: str, what: str) -> StorageError:
     """The error for a tensor that is sound but of no form that can be read."""
-    return StorageError(_shown(f"{where}: {what}"), hint="`unbroken inspect` lists it all the same")
+    return StorageError(_printable(f"{where}: {what}"), hint="`unbroken inspect` lists it all the same")
 
 
-def printable(text: str) -> str:
-    """Return `text` without the lone surrogates that no file and no terminal takes."""
+def encodable(text: str) -> str:
+    """Return `text` with lone surrogates, which no file and no terminal takes, as escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     # Names from a file must not move the cursor of a terminal.
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -234,7 +233,7 @@ def _merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], li
 
 
 def swapped(data: bytearray, dtype: str) -> bytearray:
-    """Return elements of the other byte order in this machine's."""
+    """Return elements with the bytes of each in the other order."""
     item = _SWAPPED_BYTES.get(dtype, DTYPE_BITS[dtype] // 8)
     code = _CODES[item]
     if item == 1:
@@ -242,8 +241,3 @@ def swapped(data: bytearray, dtype: str) -> bytearray:
     elements = array(code, bytes(data))
     elements.byteswap()
     return bytearray(elements.tobytes())
-
-
-def in_this_order(is_big_endian: bool) -> bool:
-    """Tell whether elements of that byte order are as this machine has them."""
-    return is_big_endian == (sys.byteorder == "big")

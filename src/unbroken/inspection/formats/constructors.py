@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from unbroken.inspection.formats.base import printable, row_major, tensor_bytes
+from unbroken.inspection.formats.base import encodable, row_major, tensor_bytes
 from unbroken.inspection.formats.opcodes import Global, Object, Pairs, Persistent
-from unbroken.inspection.formats.plain import Constructor, Reading
+from unbroken.inspection.formats.plain import Constructor, Reading, is_small_number, is_something, join
 from unbroken.inspection.formats.views import (
     TORCH_DTYPES,
     Storage,
     View,
     integers,
+    is_part_of_storage,
     make_view,
     numpy_dtype,
     scalar,
+    storage_in_words,
 )
 
 
@@ -33,14 +35,14 @@ def read_values(root: Any, storage_of: Callable[[Any], Storage | None]) -> tuple
 
 def unusual(names: Iterable[str]) -> list[str]:
     """Return the classes and functions that are no part of ordinary checkpoints."""
-    return sorted(printable(name) for name in names if name not in _CONSTRUCTORS and not _is_a_word(name))
+    return sorted(encodable(name) for name in names if name not in _CONSTRUCTORS and not _is_a_word(name))
 
 
 def _is_a_word(name: str) -> bool:
     """Tell whether a global only names a kind of elements, such as `torch.FloatStorage`."""
     module, _, kind = name.rpartition(".")
     return module.partition(".")[0] in ("torch", "numpy") and (
-        kind.endswith("Storage") or kind in TORCH_DTYPES or kind in ("dtype", "ndarray")
+        kind.endswith("Storage") or kind in TORCH_DTYPES or kind in _WORDS
     )
 
 
@@ -50,9 +52,10 @@ def _dictionary(reading: Reading, node: Object, path: str, depth: int) -> Any:
     if not reading.affords(given):
         return reading.too_many()
     if isinstance(given, Pairs):
-        pairs = given.pairs
+        pairs = [*given.pairs]
     elif isinstance(given, list):
         pairs = [(item[0], item[1]) for item in given if isinstance(item, list | tuple) and len(item) == 2]
+    reading.attach(node.state, path, depth)
     return reading.mapping([*pairs, *node.pairs], path, depth)
 
 
@@ -61,6 +64,7 @@ def _sequence(reading: Reading, node: Object, path: str, depth: int) -> Any:
     if not reading.affords(given):
         return reading.too_many()
     given = given if isinstance(given, list | tuple) else ()
+    reading.attach(node.state, path, depth)
     return reading.items([*given, *node.items], path, depth)
 
 
@@ -74,18 +78,14 @@ def _path(reading: Reading, node: Object, path: str, depth: int) -> Any:
         return reading.too_many()
     separator = "\\" if "Windows" in node.kind else "/"
     root = parts[0] if parts and parts[0].endswith(separator) else ""
-    return printable(root + separator.join(parts[1:] if root else parts))
+    return encodable(root + separator.join(parts[1:] if root else parts))
 
 
 def _printed(reading: Reading, node: Object, path: str, depth: int) -> Any:
     # Of numbers only: what is printed inside what is printed grows with every level.
-    if len(node.arguments) > 3 or not all(_is_number(value) for value in node.arguments):
+    if len(node.arguments) > 3 or not all(map(is_small_number, node.arguments)):
         return reading.unknown(node, path, depth)
     return f"{node.kind.rpartition('.')[2]}({', '.join(map(repr, node.arguments))})"
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
 
 
 def _encoded(reading: Reading, node: Object, path: str, depth: int) -> Any:
@@ -112,35 +112,77 @@ def _bytes_of(reading: Reading, node: Any) -> memoryview | None:
 
 
 def _device(reading: Reading, node: Object, path: str, depth: int) -> Any:
+    # A kind and a number only, for the same reason.
+    if not all(isinstance(value, str | int) for value in node.arguments):
+        return reading.unknown(node, path, depth)
     return ":".join(str(reading.value(item, path, depth + 1)) for item in node.arguments[:2])
 
 
-def _first(reading: Reading, node: Object, path: str, depth: int) -> Any:
-    return reading.value(node.arguments[0] if node.arguments else None, path, depth + 1)
+def _parameter(reading: Reading, node: Object, path: str, depth: int) -> Any:
+    # The tensor, whether it has a gradient, hooks, and what hangs on it.
+    found = reading.value(node.arguments[0] if node.arguments else None, path, depth + 1)
+    return _with_state(reading, found, node.arguments[3:4], path, depth)
 
 
 def _of_a_subclass(reading: Reading, node: Object, path: str, depth: int) -> Any:
     match node.arguments:
-        case (Global() as function, _, tuple() as arguments, _):
-            return reading.object(Object(function.kind, arguments), path, depth + 1)
+        case (Global() as function, _, tuple() as arguments, state):
+            found = reading.object(Object(function.kind, arguments), path, depth + 1)
+            return _with_state(reading, found, (state,), path, depth)
     return reading.unknown(node, path, depth)
+
+
+def _with_state(reading: Reading, found: Any, states: Sequence[Any], path: str, depth: int) -> Any:
+    """Return a tensor as it was found, with what hangs on it: a subclass may keep more than numbers."""
+    if not any(map(is_something, states)):
+        return found
+    inner = found if isinstance(found, dict) else {"value": found}
+    return {**inner, "attributes": reading.value(states[0], join(path, "(attributes)"), depth + 1)}
 
 
 def _tensor(reading: Reading, node: Object, path: str, depth: int) -> Any:
     match node.arguments:
         case (Persistent(identity=identity), offset, shape, strides, *rest):
-            storage = reading.storage_of(identity)
-            dtype = _v3_dtype(rest) if node.kind.endswith("_v3") else None
-            view = storage and make_view(storage, offset, shape, strides, dtype=dtype)
-            if view:
-                return reading.tensor(view, path)
+            view, why = _torch_view(reading, node.kind, identity, (offset, shape, strides), rest)
+            if view is None:
+                reading.unread(path, why)
+                return reading.unknown(node, path, depth)
+            found = reading.tensor(view, path)
+            if node.kind.endswith("_rebuild_qtensor"):
+                # The numbers mean nothing without their scale.
+                quantizer = rest[0] if rest else None
+                found["quantizer"] = reading.value(quantizer, join(path, "quantizer"), depth + 1)
+            return found
+    reading.unread(path, f"{encodable(node.kind)} of other arguments")
     return reading.unknown(node, path, depth)
 
 
-def _v3_dtype(rest: Sequence[Any]) -> str | None:
-    # requires_grad, hooks, dtype, metadata.
-    found = rest[2] if len(rest) > 2 else None
-    return TORCH_DTYPES.get(found.name, "unknown") if isinstance(found, Global) else None
+def _torch_view(
+    reading: Reading, kind: str, identity: Any, place: tuple[Any, Any, Any], rest: Sequence[Any]
+) -> tuple[View | None, str]:
+    """Return the view of a storage, or None and why there is none."""
+    storage = reading.storage_of(identity)
+    if storage is None or is_part_of_storage(identity):
+        return None, storage_in_words(identity)
+    # requires_grad, hooks, then the dtype in the third version, and then what else holds of the numbers.
+    is_third = kind.endswith("_v3")
+    metadata = rest[3:4] if is_third else rest[2:3]
+    if kind.endswith(("_v2", "_v3")) and not all(map(_says_nothing, metadata)):
+        return None, "its numbers are to be negated or conjugated"
+    dtype = None
+    if is_third:
+        named = rest[2] if len(rest) > 2 else None
+        name = named.name if isinstance(named, Global) else ""
+        dtype = TORCH_DTYPES.get(name)
+        if dtype is None:
+            return None, f"elements of the kind {encodable(name) or '(none)'}"
+    view = make_view(storage, *place, dtype=dtype)
+    return view, "no tensor has such a shape"
+
+
+def _says_nothing(metadata: Any) -> bool:
+    pairs = metadata.pairs if isinstance(metadata, Pairs) else None
+    return metadata is None or (pairs is not None and not any(value is not False for _, value in pairs))
 
 
 def _array(reading: Reading, node: Object, path: str, depth: int) -> Any:
@@ -149,6 +191,7 @@ def _array(reading: Reading, node: Object, path: str, depth: int) -> Any:
             view = _array_view(reading, data, shape, dtype, is_fortran)
             if view is not None:
                 return reading.tensor(view, path)
+    reading.unread(path, "an array of a kind that is none of plain numbers")
     return reading.unknown(node, path, depth)
 
 
@@ -158,6 +201,7 @@ def _array_of_buffer(reading: Reading, node: Object, path: str, depth: int) -> A
             view = _array_view(reading, data, shape, dtype, order == "F")
             if view is not None:
                 return reading.tensor(view, path)
+    reading.unread(path, "an array of a kind that is none of plain numbers")
     return reading.unknown(node, path, depth)
 
 
@@ -182,6 +226,14 @@ def _scalar(reading: Reading, node: Object, path: str, depth: int) -> Any:
     return reading.unknown(node, path, depth)
 
 
+# Kinds of arrays, and of quantizers.
+_WORDS = (
+    "dtype",
+    "ndarray",
+    "per_tensor_affine",
+    "per_channel_affine",
+    "per_channel_affine_float_qparams",
+)
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
 _BUILTINS = ("builtins", "__builtin__")
 
@@ -202,8 +254,8 @@ _CONSTRUCTORS: Mapping[str, Constructor] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch._utils._rebuild_qtensor": _tensor,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _of_a_subclass,
     **{
         f"numpy.{core}.multiarray.{name}": way

@@ -1,4 +1,4 @@
-"""The bytes of a view, row-major and in this machine's byte order, from the bytes of its storage."""
+"""The bytes of a view, row-major and little-endian, from the bytes of its storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from unbroken.inspection.formats.base import (
     damaged,
     extent,
     gather,
-    in_this_order,
     is_in_order,
     swapped,
 )
@@ -48,7 +47,7 @@ def read_view(
         data = bytearray(inline[start : start + size])
     else:
         raise damaged("an array in a pickle", f"{start + size} bytes", f"{len(inline)}")
-    if not in_this_order(is_big_endian if view.big_endian is None else view.big_endian):
+    if is_big_endian if view.big_endian is None else view.big_endian:
         data = swapped(data, view.dtype)
     if is_in_order(view.shape, view.strides):
         return memoryview(data)

@@ -12,7 +12,7 @@ from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import CheckpointReader, damaged, row_major
 from unbroken.inspection.formats.elements import read_view, stored
 from unbroken.inspection.formats.views import NUMPY_DTYPES, Storage, View, make_view
-from unbroken.inspection.formats.zips import ZipEntries
+from unbroken.inspection.formats.zips import DOUBLED, ZipEntries
 
 _SUFFIX = ".npy"
 _MAGIC = b"\x93NUMPY"
@@ -20,6 +20,7 @@ _LARGEST_HEADER_BYTES = 1 << 16
 _DESCR = re.compile(r"'descr': *'([<>|=])([a-zA-Z]\d+)'")
 _ORDER = re.compile(r"'fortran_order': *(True|False)")
 _SHAPE = re.compile(r"'shape': *\(([\d, ]*)\)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def is_npz(names: list[str]) -> bool:
@@ -41,7 +42,7 @@ class Npz(CheckpointReader):
         self.tensors = {}
         self.values = {}
         self.facts = {}
-        self.problems = []
+        self.problems = [Finding(file=path.name, problem=DOUBLED)] if entries.doubled else []
         self.notes = []
         self._views: dict[str, tuple[View, int]] = {}
         for name in entries.entries:
@@ -87,9 +88,10 @@ def _view(entry: str, header: str) -> View | None:
         return None
     descr, order, shape = (match for match in found if match is not None)
     dtype = NUMPY_DTYPES.get(descr[2])
-    lengths = tuple(int(length) for length in shape[1].split(",") if length.strip())
-    if dtype is None or len(lengths) > 64:
+    words = [length.strip() for length in shape[1].split(",") if length.strip()]
+    if dtype is None or len(words) > 64 or not all(map(_LENGTH.fullmatch, words)):
         return None
+    lengths = tuple(map(int, words))
     strides = row_major(lengths[::-1])[::-1] if order[1] == "True" else row_major(lengths)
     storage = Storage(key=entry, dtype=dtype)
     return make_view(storage, 0, lengths, strides, big_endian=descr[1] == ">")

@@ -2,22 +2,25 @@
 
 A pickle is a program. Here nothing is imported and nothing is called: a global is the two words that name
 it, a call is a note of what would have been called with what. The opcodes are those of the standard
-library's `pickletools`; memory and time are bounded by the size of the input and by `_MOST_OPCODES`.
+library's `pickletools`. Memory is bounded by some 90 bytes for each byte of the input, and both memory and
+time by `_MOST_OPCODES`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unbroken.inspection.formats.base import damaged
 
-_MOST_OPCODES = 20_000_000
+_MOST_OPCODES = 5_000_000
 # Longer integers are no counters or seeds, and turning them into decimals takes for ever.
 _LONGEST_INTEGER_BYTES = 256
 _MOST_MEMOS = 1 << 32
+# Two words that are kept once may be joined into a name again and again.
+_LONGEST_NAME = 512
 _BROKEN = (struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError)
 
 
@@ -27,10 +30,7 @@ class Global:
 
     module: str
     name: str
-
-    @property
-    def kind(self) -> str:
-        return f"{self.module}.{self.name}"
+    kind: str
 
 
 @dataclass(slots=True, eq=False)
@@ -40,15 +40,16 @@ class Object:
     kind: str
     arguments: Any = ()
     state: Any = None
-    items: list[Any] = field(default_factory=list)
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    # Lists from the first item on: most objects have none, and millions of empty lists are large.
+    items: Sequence[Any] = ()
+    pairs: Sequence[tuple[Any, Any]] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Pairs:
     """A dictionary. Its keys are not hashed: a hostile file could make that take for ever."""
 
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    pairs: Sequence[tuple[Any, Any]] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +77,7 @@ class Machine:
         self._where = where
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._kinds: dict[tuple[str, str], str] = {}
 
     def load(self) -> Any:
         """Return what the pickle at `position` stands for. Raises DamagedError if it is none."""
@@ -205,9 +207,11 @@ class Machine:
     def _name(self, module: Any, name: Any) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a name that is no text")
-        found = Global(module, name)
-        self.globals[found.kind] = self.globals.get(found.kind, 0) + 1
-        return found
+        if len(module) + len(name) > _LONGEST_NAME:
+            raise ValueError(f"a name of {len(module) + len(name)} characters")
+        kind = self._kinds.setdefault((module, name), f"{module}.{name}")
+        self.globals[kind] = self.globals.get(kind, 0) + 1
+        return Global(module, name, kind)
 
     def _global(self) -> None:
         module = self._line()
@@ -256,11 +260,13 @@ class Machine:
         self.stack.append(Persistent(identity))
 
     def _extension(self, number: int) -> None:
-        self.stack.append(Global("copyreg", f"extension {number}"))
+        self.stack.append(self._name("copyreg", f"extension {number}"))
 
 
 def _extend(target: Any, values: list[Any]) -> None:
     if isinstance(target, Object):
+        if not isinstance(target.items, list):
+            target.items = []
         target.items.extend(values)
     elif isinstance(target, list):
         target.extend(values)
@@ -271,6 +277,8 @@ def _extend(target: Any, values: list[Any]) -> None:
 def _pairs_of(target: Any) -> list[tuple[Any, Any]]:
     if not isinstance(target, Object | Pairs):
         raise TypeError("an item for what is no dictionary")
+    if not isinstance(target.pairs, list):
+        target.pairs = []
     return target.pairs
 
 

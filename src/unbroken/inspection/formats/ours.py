@@ -44,7 +44,7 @@ class OurCheckpoint(CheckpointReader):
         }
         self.values = {name: _plain(readable(entry.state)) for name, entry in self._manifest.parts.items()}
         self.facts = _facts(self._manifest)
-        self.problems = []
+        self.problems = list(self._missing())
         self.notes = []
 
     def read(self, path: str) -> memoryview:
@@ -62,7 +62,18 @@ class OurCheckpoint(CheckpointReader):
 
     def verify(self) -> Iterator[Finding]:
         """Read everything against its digest."""
-        yield from verify_checkpoint(self._located.storage, self._located.tree).findings
+        told = {found.file for found in self.problems}
+        for found in verify_checkpoint(self._located.storage, self._located.tree).findings:
+            if found.file not in told:
+                yield found
+
+    def _missing(self) -> Iterator[Finding]:
+        for name, shard in self._manifest.shards.items():
+            size = self._located.storage.size(f"{self._located.tree}/{name}")
+            if size is None:
+                yield Finding(file=name, problem="this file is missing")
+            elif size != shard.size_bytes:
+                yield Finding(file=name, problem=f"expected {shard.size_bytes} bytes, found {size}")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from unbroken.inspection.formats.base import (
     RegularFile,
     StoredTensor,
     damaged,
-    printable,
+    encodable,
     tensor_bytes,
 )
 
@@ -92,7 +93,9 @@ class SafetensorsFile(CheckpointReader):
             raise ValueError(f"{name}: no tensor is {dtype} {shape}")
         if type(begin) is not int or type(end) is not int or begin < 0 or end - begin != size:
             raise ValueError(f"{name}: {dtype} {shape} in bytes {offsets}")
-        path = printable(name)
+        path = encodable(name)
+        if path in self.tensors:
+            raise ValueError(f"{path} stands there twice")
         self._places[path] = (begin, end)
         self.tensors[path] = StoredTensor(
             dtype=dtype, shape=tuple(shape), size_bytes=size, where=self.path.name
@@ -206,7 +209,7 @@ def _index(file: RegularFile) -> tuple[dict[str, str], dict[str, Any]]:
         raise damaged(str(file.path), f"at most {_LARGEST_INDEX_BYTES} bytes", f"{file.size_bytes}")
     try:
         found = json.loads(bytes(file.read(0, file.size_bytes)), object_pairs_hook=_without_doubles)
-        weight_map = {printable(path): printable(name) for path, name in found["weight_map"].items()}
+        weight_map = {encodable(path): encodable(name) for path, name in found["weight_map"].items()}
         metadata = _clean(found.get("metadata") or {})
     except _BROKEN as error:
         raise damaged(
@@ -216,13 +219,14 @@ def _index(file: RegularFile) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _clean(metadata: dict[str, Any]) -> dict[str, str]:
-    return {printable(key): printable(str(value)) for key, value in metadata.items()}
+    return {encodable(key): encodable(str(value)) for key, value in metadata.items()}
 
 
 def _inside(directory: Path, name: str) -> Path:
     """Return the path of a shard. Raises DamagedError if there is none, or it leads elsewhere."""
     path = directory / name
-    if name in ("", ".", "..") or "/" in name or "\x00" in name or not path.exists():
+    # Unlike that of Path, this answer to a name that no file can have is no error.
+    if name in ("", ".", "..") or "/" in name or "\x00" in name or not os.path.exists(path):
         raise damaged(name, "a file beside the index", "none")
     # The cache of a model hub keeps all files in one place, and links to them from each revision.
     allowed = (directory.resolve(), (directory / "../../blobs").resolve())

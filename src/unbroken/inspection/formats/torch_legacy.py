@@ -9,7 +9,7 @@ from typing import Any
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import DamagedError
-from unbroken.inspection.formats.base import DTYPE_BITS, CheckpointReader, RegularFile, damaged
+from unbroken.inspection.formats.base import DTYPE_BITS, CheckpointReader, RegularFile, damaged, encodable
 from unbroken.inspection.formats.constructors import read_values, unusual
 from unbroken.inspection.formats.elements import needed_bytes, read_view, stored
 from unbroken.inspection.formats.opcodes import Machine, Pairs
@@ -50,7 +50,7 @@ class TorchLegacy(CheckpointReader):
             name: stored(view, path.name, reading.aliases.get(name, ())) for name, view in self._views.items()
         }
         self.problems += self._missing()
-        self.facts = {"objects": unusual(machine.globals)}
+        self.facts = {"objects": unusual(machine.globals), "attributes": reading.attributes}
         self.notes = reading.notes
 
     def read(self, path: str) -> memoryview:
@@ -82,7 +82,7 @@ class TorchLegacy(CheckpointReader):
                 size = min(self.size_bytes, _LARGEST_PICKLE_BYTES)
         if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
             raise damaged(str(self.path), "the keys of its storages", "something else")
-        return machine, system, root, [str(key) for key in keys]
+        return machine, system, root, [encodable(str(key)) for key in keys]
 
     def _storage_of(self, identity: Any) -> Storage | None:
         storage = torch_storage(identity)
@@ -93,21 +93,24 @@ class TorchLegacy(CheckpointReader):
     def _find_elements(self, position: int, keys: list[str]) -> dict[str, tuple[int, int]]:
         """Return where the elements of each storage begin, and how many bytes they have."""
         found: dict[str, tuple[int, int]] = {}
+        why = "it was cut short"
         for key in keys:
             if position + _COUNT.size > self.size_bytes:
                 break
+            if key not in self._dtypes:
+                # Of how many bytes an element is, and so where the next storage begins, nobody says.
+                why = f"the elements of storage {key} are of no known kind"
+                break
             (count,) = _COUNT.unpack(self._file.read(position, _COUNT.size))
             position += _COUNT.size
-            size = count * DTYPE_BITS[self._dtypes.get(key, "U8")] // 8
+            size = count * DTYPE_BITS[self._dtypes[key]] // 8
             if count < 0 or position + size > self.size_bytes:
                 break
             found[key] = (position, size)
             position += size
         if len(found) < len(keys):
             self.problems.append(
-                Finding(
-                    file=self.path.name, problem=f"{len(found)} of {len(keys)} storages: it was cut short"
-                )
+                Finding(file=self.path.name, problem=f"{len(found)} of {len(keys)} storages are found: {why}")
             )
         elif position < self.size_bytes:
             rest = self.size_bytes - position

@@ -6,15 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unbroken.checkpoint.verify import Finding
-from unbroken.inspection.formats.base import CheckpointReader, damaged, unreadable
+from unbroken.inspection.formats.base import (
+    DTYPE_BITS,
+    CheckpointReader,
+    damaged,
+    is_in_order,
+    unreadable,
+)
 from unbroken.inspection.formats.constructors import read_values, unusual
 from unbroken.inspection.formats.elements import needed_bytes, read_view, stored
 from unbroken.inspection.formats.opcodes import Machine
 from unbroken.inspection.formats.views import View, torch_storage
-from unbroken.inspection.formats.zips import ZipEntries
+from unbroken.inspection.formats.zips import DOUBLED, ZipEntries
 
 PICKLE = "data.pkl"
 _LARGEST_PICKLE_BYTES = 1 << 30
+# From this size on a pickle that was compressed to almost nothing is a bomb.
+_LARGE_PICKLE_BYTES = 16 << 20
 
 
 def pickle_entry(names: list[str]) -> str | None:
@@ -40,7 +48,7 @@ class TorchZip(CheckpointReader):
         self.size_bytes = entries.file.size_bytes
         self.files = {path.name: self.size_bytes}
         self.checksums = "CRC-32 of each entry" if entries.has_checksums else None
-        machine = Machine(entries.read(pickle), entries.at(pickle))
+        machine = Machine(entries.read(pickle, large_bytes=_LARGE_PICKLE_BYTES), entries.at(pickle))
         self.values, reading = read_values(machine.load(), torch_storage)
         self._views: dict[str, View] = reading.tensors
         self._is_big_endian = self._byte_order(sizes) == b"big"
@@ -48,7 +56,7 @@ class TorchZip(CheckpointReader):
             name: stored(view, self._entry(view), reading.aliases.get(name, ()))
             for name, view in self._views.items()
         }
-        self.facts = {"objects": unusual(machine.globals)}
+        self.facts = {"objects": unusual(machine.globals), "attributes": reading.attributes}
         self.problems = list(self._problems(sizes))
         self.notes = reading.notes
 
@@ -60,6 +68,16 @@ class TorchZip(CheckpointReader):
         return read_view(
             view, lambda start, size: self._zip.read_range(entry, start, size), self._is_big_endian
         )
+
+    def read_range(self, path: str, start: int, size_bytes: int) -> memoryview:
+        """Return a range of the bytes of a tensor; of one that lies in order no other bytes are read."""
+        view, entry = self._views[path], self._entry(self._views[path])
+        is_big_endian = self._is_big_endian if view.big_endian is None else view.big_endian
+        is_outside = view.storage.data is None and entry in self._zip.entries
+        if is_big_endian or not (is_outside and is_in_order(view.shape, view.strides)):
+            return self.read(path)[start : start + size_bytes]
+        begin = view.offset * DTYPE_BITS[view.dtype] // 8 + start
+        return memoryview(self._zip.read_range(entry, begin, size_bytes))
 
     def verify(self) -> Iterator[Finding]:
         """Read every entry against its checksum, which torch itself does not."""
@@ -83,7 +101,7 @@ class TorchZip(CheckpointReader):
 
     def _problems(self, sizes: dict[str, int]) -> Iterator[Finding]:
         if self._zip.doubled:
-            yield Finding(file=self.path.name, problem="an entry stands there twice")
+            yield Finding(file=self.path.name, problem=DOUBLED)
         for path, view in self._views.items():
             entry = self._entry(view)
             if view.storage.data is not None:

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.inspection.formats.base import DTYPE_BITS, printable, tensor_bytes
+from unbroken.inspection.formats.base import DTYPE_BITS, encodable, tensor_bytes
 from unbroken.inspection.formats.opcodes import Global, Object
 
 _STORAGES = {
@@ -143,14 +143,30 @@ def make_view(
 
 
 def torch_storage(identity: Any) -> Storage | None:
-    """Return the storage that torch names by a persistent identity, None if it is of another form."""
+    """Return the storage that torch names by a persistent identity, None if it is of another form.
+
+    Whether it means a range of that storage only is told by `is_part_of_storage`.
+    """
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         return None
     kind, key = identity[1], identity[2]
     if not isinstance(kind, Global) or not isinstance(key, str | int):
         return None
     dtype = _STORAGES.get(kind.name)
-    return Storage(key=printable(str(key)), dtype=dtype) if dtype else None
+    return Storage(key=encodable(str(key)), dtype=dtype) if dtype else None
+
+
+def is_part_of_storage(identity: Any) -> bool:
+    """Tell whether a persistent identity means a range of a storage, as very old files of torch have it."""
+    return isinstance(identity, tuple) and len(identity) > 5 and identity[5] is not None
+
+
+def storage_in_words(identity: Any) -> str:
+    """Return why a storage is none of those that are read."""
+    kind = identity[1] if isinstance(identity, tuple) and len(identity) > 2 else None
+    if is_part_of_storage(identity):
+        return "it lies in a part of a storage"
+    return f"storage {encodable(kind.name)}" if isinstance(kind, Global) else "a storage of another form"
 
 
 def integers(values: Any) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import DamagedError
-from unbroken.inspection.formats.base import PIECE_BYTES, RegularFile, damaged
+from unbroken.inspection.formats.base import PIECE_BYTES, RegularFile, damaged, unreadable
 from unbroken.storage.base import Buffer
 
 MAGIC = b"PK\x03\x04"
@@ -26,6 +26,12 @@ _KNOWN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Numbers hardly shrink; what is large and grows more than this is no checkpoint but a bomb.
 _LARGEST_GROWTH = 20
 _LARGE_BYTES = 1 << 30
+# What is compressed can be read from its beginning only, for each tensor in it again.
+_LARGEST_WORK = 100
+_LARGE_WORK_BYTES = 4 << 30
+_KEPT_BYTES = 64 << 20
+_FAR_BYTES = 1 << 20
+DOUBLED = "an entry stands there twice"
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -65,14 +71,19 @@ class ZipEntries:
         self.doubled = len(found) != len(self.entries)
         # Writers may leave them out, and then all of them.
         self.has_checksums = any(entry.CRC for entry in found if entry.file_size)
+        self._work_bytes = 0
+        self._kept: tuple[str, bytearray] | None = None
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each entry."""
         return {name: entry.file_size for name, entry in self.entries.items()}
 
-    def read(self, name: str) -> bytearray:
-        """Return the bytes of an entry, held against its checksum. Raises DamagedError."""
-        self._check_growth(name)
+    def read(self, name: str, *, large_bytes: int = _LARGE_BYTES) -> bytearray:
+        """Return the bytes of an entry, held against its checksum. Raises DamagedError.
+
+        What is larger than `large_bytes` must not have been compressed to almost nothing.
+        """
+        self._check_growth(name, large_bytes)
         data = bytearray()
         for piece in self._pieces(name):
             data += piece
@@ -120,10 +131,14 @@ class ZipEntries:
             raise damaged(self.at(name), f"{entry.file_size} bytes", f"{entry.compress_size}")
         yield from self.file.pieces(self._start_of(name), entry.file_size)
 
-    def _inflated(self, name: str) -> Iterator[bytes]:
+    def _inflated(self, name: str, most_bytes: int | None = None) -> Iterator[bytes]:
+        """Yield what is in a compressed entry, or only as much as `most_bytes` of its beginning."""
+        left = self.entries[name].file_size + 1 if most_bytes is None else most_bytes
         try:
             with zipfile.ZipFile(self.file.path) as archive, archive.open(self.entries[name]) as source:
-                while piece := source.read(PIECE_BYTES):
+                while piece := source.read(min(PIECE_BYTES, left)):
+                    left -= len(piece)
+                    self._count(name, len(piece))
                     yield piece
         except OSError as error:
             raise damaged(self.at(name), "bytes that can be read", str(error)) from error
@@ -131,20 +146,33 @@ class ZipEntries:
             raise damaged(self.at(name), "the bytes that were written", f"{error}") from error
 
     def _inflated_range(self, name: str, start: int, size_bytes: int) -> bytearray:
-        data = bytearray()
-        for piece in self._inflated(name):
-            data += piece
-            if len(data) >= start + size_bytes:
-                break
-        if len(data) < start + size_bytes:
-            raise damaged(self.at(name), f"{start + size_bytes} bytes", f"{len(data)}")
-        return data[start : start + size_bytes]
+        whole = self.entries[name].file_size
+        # Of many tensors that lie far inside one entry, each would unpack all those before it.
+        if start >= _FAR_BYTES and whole <= _KEPT_BYTES:
+            if self._kept is None or self._kept[0] != name:
+                self._kept = (name, self._inflated_between(name, 0, whole))
+            return self._kept[1][start : start + size_bytes]
+        return self._inflated_between(name, start, start + size_bytes)
 
-    def _check_growth(self, name: str) -> None:
+    def _inflated_between(self, name: str, start: int, end: int) -> bytearray:
+        at, data = 0, bytearray()
+        for piece in self._inflated(name, end):
+            data += piece[max(start - at, 0) :]
+            at += len(piece)
+        if at < end:
+            raise damaged(self.at(name), f"{end} bytes", f"{at}")
+        return data
+
+    def _count(self, name: str, size_bytes: int) -> None:
+        self._work_bytes += size_bytes
+        if self._work_bytes > max(_LARGE_WORK_BYTES, _LARGEST_WORK * self.file.size_bytes):
+            raise unreadable(self.at(name), "it would be unpacked again for each of too many tensors")
+
+    def _check_growth(self, name: str, large_bytes: int = _LARGE_BYTES) -> None:
         entry = self.entries[name]
         if entry.compress_type not in _KNOWN:
             raise damaged(self.at(name), "a known compression", f"number {entry.compress_type}")
-        largest = max(_LARGE_BYTES, _LARGEST_GROWTH * entry.compress_size)
+        largest = max(large_bytes, _LARGEST_GROWTH * entry.compress_size)
         if entry.compress_type != zipfile.ZIP_STORED and entry.file_size > largest:
             raise damaged(self.at(name), f"at most {largest} bytes", f"{entry.file_size}")
 
