@@ -228,8 +228,15 @@ def test_another_seed_is_refused_inside_an_epoch() -> None:
         build(4, 0, 1, seed=5).restore(one.state())
 
 
-@pytest.mark.parametrize("is_part", [False, True], ids=["by run.batches alone", "as a part as well"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "is_part"),
+    [
+        pytest.param(0, False, id="by run.batches alone"),
+        pytest.param(2, True, id="as a part as well, 2 workers"),
+        pytest.param(2, False, id="by run.batches alone, 2 workers", marks=pytest.mark.chaos),
+        pytest.param(0, True, id="as a part as well", marks=pytest.mark.chaos),
+    ],
+)
 def test_runs_that_are_cut_off_in_any_epoch_train_on_every_sample_once(
     tmp_path: Path, workers: int, is_part: bool
 ) -> None:

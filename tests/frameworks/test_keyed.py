@@ -15,6 +15,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -145,7 +146,7 @@ def test_leaving_an_epoch_early_ends_it() -> None:
     next(batches)
     batches.close()  # type: ignore[attr-defined]
 
-    assert keyed.state()["keyed"] == {"seed": 5, "epoch": 1, "position": 0}
+    assert keyed.state()["keyed"] == {"seed": 5, "epoch": 1, "position": 0, "name": ""}
     assert samples(keyed.iterate()) == two_epochs(build())[SAMPLES:]
 
 
@@ -177,6 +178,20 @@ def test_collating_is_keyed_by_the_first_position_of_the_batch() -> None:
     assert in_own_process(log, 2) == first
 
 
+def test_loaders_that_share_a_seed_draw_other_numbers_by_their_names() -> None:
+    def make(name: str) -> KeyedLoader:
+        sampler = DistributedSampler(Augmented(), num_replicas=1, rank=0)
+        return KeyedLoader(build(sampler=sampler), name=name)
+
+    first, second = (samples(make(name).iterate()) for name in "ab")
+    assert [index for index, _ in first] == [index for index, _ in second]
+    assert not {drawn for _, drawn in first} & {drawn for _, drawn in second}
+
+    renamed = make("b")
+    renamed.restore(make("a").state())
+    assert samples(renamed.iterate()) == first
+
+
 def test_the_last_batch_is_dropped_where_the_loader_drops_it() -> None:
     keyed = KeyedLoader(build(drop_last=True), seed=5)
 
@@ -201,8 +216,17 @@ def test_a_position_of_other_data_or_of_another_seed_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "sampler",
-    [WeightedRandomSampler([1.0] * SAMPLES, SAMPLES), RandomSampler(range(SAMPLES), replacement=True)],
-    ids=["weighted", "with replacement"],
+    [
+        WeightedRandomSampler([1.0] * SAMPLES, SAMPLES),
+        RandomSampler(range(SAMPLES), replacement=True),
+        RandomSampler(range(10)),
+        RandomSampler(range(10), num_samples=SAMPLES),
+        RandomSampler(range(SAMPLES), num_samples=10),
+        SequentialSampler(range(10)),
+        unbroken.ElasticSampler(range(10)),
+        DistributedSampler(range(10), num_replicas=1, rank=0),  # type: ignore[arg-type]
+    ],
+    ids=lambda sampler: type(sampler).__name__,
 )
 def test_an_order_that_is_no_permutation_is_refused(sampler: Any) -> None:
     with pytest.raises(UnsupportedStateError, match=f"found {type(sampler).__name__}"):

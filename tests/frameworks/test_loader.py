@@ -108,6 +108,7 @@ def test_a_run_with_spawned_workers_may_be_killed_at_any_moment(persistent: bool
     assert ast.literal_eval(done.stdout) == plain_log(Scenario(workers=2, persistent=persistent))
 
 
+@pytest.mark.chaos
 def test_a_fresh_interpreter_with_spawned_workers_goes_on_where_another_was_killed() -> None:
     scenario = Scenario(workers=2, persistent=True, start_method="spawn")
 

@@ -91,6 +91,7 @@ class TestServing:
         large = [next(tmp_path.glob(f"checkpoints/step-0000000{step}/model*")) for step in (4, 5)]
         assert os.path.samefile(*large)
 
+    @pytest.mark.chaos
     def test_what_it_uses_does_not_grow(self, quick_disk: Path) -> None:
         def work(at: Work) -> None:
             seen = []

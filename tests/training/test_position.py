@@ -355,3 +355,14 @@ def test_random_numbers_of_the_script_after_entering_are_told_once_and_put_back(
     random.seed(5)
     assert attempt(lambda: None, 3)[1] == []
     assert attempt(lambda: (torch.rand(()), np.random.rand()), 4)[1] == [told.format("numpy, torch")]
+
+
+def test_arrays_are_loaders_too_and_told_apart(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        arrays = np.arange(3).reshape(3, 1), np.arange(5, 8).reshape(3, 1)
+        for _ in run.epochs(2):
+            for array in arrays:
+                for row in run.batches(array):
+                    step(run, row.tolist())
+
+    check_every_cut(tmp_path, loop, cuts=[8])

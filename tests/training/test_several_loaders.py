@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import unbroken
 from tests.training.test_position import Log, Loop, check_every_cut, loader, play, values
@@ -231,3 +233,128 @@ def test_loaders_are_told_apart_by_their_data_when_their_workers_have_changed(tm
 
     plain = build(0)[1]
     assert [seen[1], seen[2]] == [[values(batch) for batch in plain] for _ in range(2)]
+
+
+class Drawing(Dataset[Any]):
+    """Draws from a generator of its own, which lives as long as it does."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int]:
+        return (index * 1000 + self.rng.randrange(1000),)
+
+
+class Progress:
+    """Shows how far a loop is, as tqdm does."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.items
+
+
+class Stream:
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.rng.randrange(1000)] for _ in range(4)])
+
+
+def wrappers() -> dict[str, Callable[[], Any]]:
+    """Return, by name, what builds a loader anew around things that are made here and live on."""
+    data, numbers, stream, generator = Drawing(), TensorDataset(torch.arange(8)), Stream(), torch.Generator()
+    sampler = unbroken.ElasticSampler(numbers, seed=3)
+
+    def both() -> DataLoader[Any]:
+        return DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(4))
+
+    return {
+        "progress": lambda: Progress(stream),
+        "dataset": lambda: DataLoader(data, 2, shuffle=True),
+        "a new generator, too": both,
+        "generator": lambda: DataLoader(numbers, 2, shuffle=True, generator=generator),
+        "progress over a loader": lambda: Progress(DataLoader(data, 2)),
+        "sampler": lambda: DataLoader(numbers, 2, sampler=sampler),
+        "workers": lambda: DataLoader(data, 2, num_workers=1, persistent_workers=True),
+    }
+
+
+@pytest.mark.parametrize("kind", wrappers())
+def test_what_outlives_the_loader_that_is_built_around_it_goes_on(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        build = wrappers()[kind]
+        for _ in run.epochs(4):
+            for batch in run.batches(build()):
+                step(run, values(batch))
+
+    check_every_cut(tmp_path, loop, cuts=[5, 13], save=[unbroken.EveryEpochs(1)])
+    # What a loader brings itself begins anew, as far as anybody can know after one epoch.
+    is_told = "built anew in each" in capsys.readouterr().err
+    assert is_told == (kind in ("a new generator, too", "workers"))
+
+
+def test_a_number_that_a_resume_cannot_bring_back_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        data, sampler = TensorDataset(torch.arange(8)), Counting()
+        for _ in run.epochs(3):
+            for batch in run.batches(DataLoader(data, 2, sampler=sampler)):
+                step(run, values(batch))
+
+    play(tmp_path, loop, None)
+    assert capsys.readouterr().err.count("would not bring back sampler.epoch") == 1
+
+
+@pytest.mark.parametrize("kind", ["slots", "slots in the body", "frozen"])
+def test_a_loader_that_no_inventory_lists_goes_on(tmp_path: Path, kind: str) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train = with_generator("generator") if kind == "frozen" else Stream()
+        if kind == "frozen":
+            gc.freeze()
+        for _ in run.epochs(3):
+            train = Stream() if kind == "slots in the body" else train
+            for batch in run.batches(train):
+                step(run, values(batch))
+
+    try:
+        check_every_cut(tmp_path, loop, cuts=[5, 9], save=[unbroken.EveryEpochs(1)])
+    finally:
+        gc.unfreeze()
+
+
+def test_evaluations_that_build_workers_anew_do_not_pile_up(tmp_path: Path) -> None:
+    def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
+        train, data = loader(), TensorDataset(torch.arange(4))
+        for _ in run.epochs(2):
+            for batch in run.batches(train):
+                evaluation = DataLoader(data, 2, shuffle=True, num_workers=1, persistent_workers=True)
+                step(run, values(batch), [values(item) for item in run.batches(evaluation)])
+                assert len(run._position.state()) <= 2
+                assert len(multiprocessing.active_children()) <= 2
+
+    check_every_cut(tmp_path, loop, cuts=[3, 5])
+    assert not multiprocessing.active_children()
+
+
+def test_two_evaluations_whose_workers_live_on_keep_them(tmp_path: Path) -> None:
+    data = TensorDataset(torch.arange(4))
+    both = [DataLoader(data, 2, num_workers=1, persistent_workers=True) for _ in range(2)]
+    with unbroken.Run(tmp_path) as run:
+        workers = []
+        for _ in run.batches([1, 2, 3]):
+            for evaluation in both:
+                assert len([*run.batches(evaluation)]) == 2
+            workers.append({child.pid for child in multiprocessing.active_children()})
+    assert len(workers[0]) == 2
+    assert workers == [workers[0]] * 3

@@ -6,10 +6,15 @@ import ctypes
 import gc
 import sys
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+from unbroken.frameworks.generators import generator_state, is_generator, set_generator_state
 
 # Functions of frames deeper than this are not the script's loop over steps.
 _MOST_FRAMES = 200
@@ -127,13 +132,86 @@ def user_frames(is_of_library: Callable[[str | None], bool]) -> dict[str, types.
     return {frame.f_code.co_qualname.replace(".<locals>", ""): frame for frame in reversed(frames)}
 
 
-def iterables() -> dict[int, weakref.ref[object]]:
-    """Return all objects by their identity that a loop can go over, those of Python aside."""
-    return {
-        id(found): weakref.ref(found)
-        for found in gc.get_objects()
-        if hasattr(type(found), "__iter__") and type(found).__weakrefoffset__
-    }
+class Inventory:
+    """What a loop could go over, look up in or draw random numbers from at one moment."""
+
+    def __init__(self) -> None:
+        found = gc.get_objects()
+        # By the identity of their classes, some of which cannot be hashed.
+        kinds = {id(type(value)): type(value) for value in found}
+        data = {known for known, kind in kinds.items() if _can_be_data(kind)}
+        self._objects = {id(value): weakref.ref(value) for value in found if id(type(value)) in data}
+        # Some generators are known to no collector: they are found by who holds them, and held, so that no
+        # later one is given their identity.
+        self._generators: dict[int, object] = {}
+        others: set[int] = set()
+        with warnings.catch_warnings():
+            # Some objects warn of being looked at.
+            warnings.simplefilter("ignore")
+            for value in chain(_referents(found), _local_values()):
+                if id(type(value)) in others:
+                    continue
+                if is_generator(value):
+                    self._generators[id(value)] = value
+                else:
+                    others.add(id(type(value)))
+
+    @classmethod
+    def of_now(cls) -> Inventory | None:
+        """Return one, or None where the collector was told to leave objects out."""
+        return None if gc.get_freeze_count() else cls()
+
+    def has(self, value: object) -> bool:
+        """Tell whether `value` was there, or is of a kind that an inventory cannot know of."""
+        if is_generator(value):
+            return id(value) in self._generators
+        if not _is_listed(value):
+            return True
+        return id(value) in self._objects and self._objects[id(value)]() is value
+
+    def has_loader(self, loader: object, generators: Sequence[object]) -> bool:
+        """Tell whether a loader was there; one of a kind that is not listed is as old as its generators."""
+        is_known = _is_listed(loader) or not generators
+        return self.has(loader) if is_known else any(map(self.has, generators))
+
+
+def _is_listed(value: object) -> bool:
+    return gc.is_tracked(value) and _can_be_data(type(value))
+
+
+def _can_be_data(kind: type) -> bool:
+    is_read = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+    return is_read and bool(kind.__weakrefoffset__)
+
+
+def _referents(holders: list[object]) -> Iterator[object]:
+    # Piece by piece: there are many times as many of them.
+    for start in range(0, len(holders), 10_000):
+        yield from gc.get_referents(*holders[start : start + 10_000])
+
+
+def _local_values() -> Iterator[object]:
+    # The collector does not list the variables of functions that run now.
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield from list(frame.f_locals.values())
+        frame = frame.f_back
+
+
+def holders(loader: object, generators: Mapping[str, object]) -> dict[str, object]:
+    """Return what a loader holds that may have a state, by name: its sampler, its data, its generators."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = {"sampler": sampler, "dataset": getattr(loader, "dataset", None), **generators}
+    return {name: holder for name, holder in found.items() if holder is not None}
+
+
+@contextmanager
+def unmoved(generators: Sequence[object]) -> Iterator[None]:
+    """Leave generators in the state that they have now, whatever happens to them inside."""
+    states = [generator_state(generator) for generator in generators]
+    yield
+    for generator, state in zip(generators, states, strict=True):
+        set_generator_state(generator, state)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Step, Any]]:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
-from unbroken.frameworks.generators import generator_state, set_generator_state
-from unbroken.frameworks.places import iterables
+from unbroken.frameworks.places import Inventory, unmoved
 from unbroken.frameworks.rng import capture_global_rng
 from unbroken.rundir.tell import tell
 from unbroken.training.parts import Parts
@@ -25,6 +24,7 @@ from unbroken.training.replay import (
     carries_state,
     check_randomness,
     data,
+    held_by,
     looks,
 )
 
@@ -63,8 +63,8 @@ class Position:
         self._begun: list[weakref.ref[Pass]] = []
         self._script: list[int] = []
         self._script_open: frozenset[int] = frozenset()
-        # What there was to iterate before the first epoch of this process; None until that begins.
-        self._built_before: dict[int, weakref.ref[object]] | None = {}
+        # What there was before the first epoch of this process, as long as that is asked for.
+        self._built_before: Inventory | None = None
         # The random states that entering a run that goes on has left.
         self._entered_with: dict[str, object] | None = None
         self.begins_inside_step = False
@@ -74,8 +74,7 @@ class Position:
 
     def state(self) -> list[dict[str, Any]]:
         """Return the loaders' positions as plain values."""
-        self._keep_nested()
-        return [slot.state() for slot in self._slots]
+        return [slot.state() for slot in self._with_nested(None)]
 
     def passes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the passes begun in this epoch and the loaders with an open one, as indices of `state`.
@@ -86,14 +85,10 @@ class Position:
         waiting = self._script_open.intersection(self._script)
         return (*self._passes, *self._script), tuple(sorted(still_open | waiting))
 
-    def generators(self) -> list[object]:
-        """Return the random generators that the loaders hold."""
-        return [
-            generator
-            for slot in self._slots
-            if slot.batches is not None
-            for generator in slot.batches.generators()
-        ]
+    def generators(self, *, without: Slot | None = None) -> list[object]:
+        """Return the random generators that the loaders hold, those of one left out."""
+        found = [slot.batches for slot in self._slots if slot is not without and slot.batches is not None]
+        return [generator for batches in found for generator in batches.generators()]
 
     @property
     def is_in_pass(self) -> bool:
@@ -140,11 +135,11 @@ class Position:
                 is_rebuilt=kept["is_rebuilt"],
                 # Checkpoints of earlier releases do not say.
                 epoch=kept.get("epoch"),
+                outlives=kept.get("outlives", ()),
             )
             for kept in loaders
         ]
         self._script, self._script_open = list(passes[0]), frozenset(passes[1])
-        self._built_before = None
         self._entered_with = capture_global_rng()
 
     def put_back(self) -> None:
@@ -165,8 +160,8 @@ class Position:
 
     def begin_epoch(self, epoch: int) -> None:
         """Enter the body of `epoch`."""
-        if self._built_before is None:
-            self._built_before = iterables() if any(slot.is_in_doubt for slot in self._slots) else {}
+        is_in_doubt = any(slot.is_in_doubt for slot in self._slots)
+        self._built_before = (self._built_before or Inventory.of_now()) if is_in_doubt else None
         self._leave_all()
         if not (self.inside_epoch and epoch == self.epoch):
             self._script, self._script_open = [], frozenset()
@@ -204,7 +199,7 @@ class Position:
 
     def _begin_inner(self, loader: object, name: str | None, randomness: Randomness) -> Iterator[Any]:
         """Begin a pass in the body of another: not part of the script, since nothing leads to it again."""
-        self._keep_nested()
+        self._slots, self._nested = self._with_nested(loader), []
         known = any(slot.loader is loader for slot in self._slots)
         slot = Slot(name=name, randomness=randomness)
         state = {} if known else slot.bind(loader).state()
@@ -214,15 +209,28 @@ class Position:
             self._nested.append(slot)
         return self._begin(slot, loader, is_inner=True)
 
-    def _keep_nested(self) -> None:
-        """Give a place to those nested loaders whose state has turned out to matter."""
-        nested, self._nested = self._nested, []
-        self._slots += [slot for slot in nested if carries_state(slot.state()["state"])]
+    def _with_nested(self, begins: object) -> list[Slot]:
+        """Return all places, with those of nested loaders whose state has turned out to matter.
+
+        Such a loader replaces one that looks the same and is not what `begins`: workers would pile up.
+        """
+        slots, outer = [*self._slots], {*self._passes, *self._passes_before, *self._script}
+        for slot in self._nested:
+            if not carries_state(slot.state()["state"]):
+                continue
+            inner = {at: of for at, of in enumerate(slots) if at not in outer and of.batches is not None}
+            alike = [at for at, of in inner.items() if of.loader is not begins and of.look() == slot.look()]
+            slots += [] if alike else [slot]
+            for index in alike[:1]:
+                # None if an evaluation of the same epoch had another one.
+                slot.epoch = None if slots[index].epoch in (None, slot.epoch) else slot.epoch
+                slot.is_rebuilt, slots[index] = True, slot
+        return slots
 
     def _begin(self, slot: Slot, loader: object, *, is_inner: bool) -> Iterator[Any]:
         batches = slot.bind(loader)
         if slot.restored is not None:
-            self._restore_between(slot, batches)
+            self._restore_between(slot, batches, slot.restored)
         return self._started(slot, self._watched(slot, batches.iterate(), is_inner), is_inner=is_inner)
 
     def _play(self, loader: object, randomness: Randomness) -> Iterator[Any]:
@@ -298,8 +306,9 @@ class Position:
             self._slots[index].name = name
             return index
         replaced = self._replaced_inner(alike, fresh, loader) if self.is_in_pass else self._replaced(alike)
+        fresh.bind(loader)
         if replaced is not None:
-            self._slots[replaced].is_rebuilt = True
+            self._slots[replaced].replace(fresh)
             return replaced
         self._tell_if_alike(fresh.bind(loader).state(), name)
         self._slots.append(fresh)
@@ -351,10 +360,9 @@ class Position:
 
     def _replaced(self, alike: list[int]) -> int | None:
         """Return the place of the loader that stood here in the epoch before and was not met in this one."""
-        here = len(self._passes)
-        if here >= len(self._passes_before):
+        if len(self._passes) >= len(self._passes_before):
             return None
-        index = self._passes_before[here]
+        index = self._passes_before[len(self._passes)]
         return index if index not in self._passes and index in alike else None
 
     def _replaced_inner(self, alike: list[int], fresh: Slot, loader: object) -> int | None:
@@ -367,27 +375,26 @@ class Position:
                 return index
         return None
 
-    def _restore_between(self, slot: Slot, batches: ResumableBatches) -> None:
+    def _restore_between(self, slot: Slot, batches: ResumableBatches, state: dict[str, Any]) -> None:
         """Restore a loader whose next pass is a new one."""
         # Of a body that is done once more, it goes on whenever it was made.
         is_of_this_epoch = slot.epoch == self.epoch
-        if slot.is_in_doubt and self._is_of_the_body(slot.loader):
+        before, holders = self._built_before, slot.holders(sorted(state["generators"]))
+        if before and slot.is_in_doubt and not before.has_loader(slot.loader, batches.generators()):
             slot.is_rebuilt = None if is_of_this_epoch else True
-            tell(_MADE_FOR_EACH_EVALUATION if is_of_this_epoch else _MADE_IN_EACH_EPOCH)
-        state, slot.restored = slot.restored, None
-        if state is None or (slot.is_rebuilt and not is_of_this_epoch):
-            # It begins as the script built it.
-            return
-        others = [other.batches for other in self._slots if other is not slot and other.batches is not None]
-        in_use = [generator for other in others for generator in other.generators()]
-        in_use += self._parts.generators()
+            slot.outlives = [name for name, holder in holders.items() if before.has(holder)]
+            if carries_state(held_by(state, lambda name: name not in slot.outlives)):
+                tell(_MADE_FOR_EACH_EVALUATION if is_of_this_epoch else _MADE_IN_EACH_EPOCH)
+        slot.restored = None
         # They have moved on since they were restored themselves.
-        states = [generator_state(generator) for generator in in_use]
-        batches.restore(state)
-        for generator, kept in zip(in_use, states, strict=True):
-            set_generator_state(generator, kept)
-
-    def _is_of_the_body(self, loader: object) -> bool:
-        """Tell whether a loader was made in the body of an epoch; without epochs there is none."""
-        before = self._built_before
-        return before is not None and (id(loader) not in before or before[id(loader)]() is not loader)
+        in_use = self.generators(without=slot) + self._parts.generators()
+        if slot.is_rebuilt and not is_of_this_epoch:
+            kept = held_by(state, slot.outlives.__contains__)
+            if not carries_state(kept):
+                return
+            # The rest begins as the script built it.
+            built = {*state["generators"]} - {*slot.outlives}
+            in_use += [holders[name] for name in holders.keys() & built]
+            state = {**kept, "generators": state["generators"]}
+        with unmoved(in_use):
+            batches.restore(state)

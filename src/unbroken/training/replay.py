@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Literal, Protocol, get_args
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
 from unbroken.frameworks import epoch_start
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.own_state import keeps_position
+from unbroken.frameworks.places import holders
 from unbroken.frameworks.reading_again import DrawWatch, told_of_reading
 from unbroken.frameworks.stream import BY_READING, Stream, left_early
 from unbroken.rundir.tell import tell
@@ -34,11 +36,9 @@ class ResumableBatches(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the position as plain values."""
-        ...
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a position before the first `iterate`; raises StateMismatchError if it does not fit."""
-        ...
 
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
@@ -47,11 +47,9 @@ class ResumableBatches(Protocol):
 
         What the beginning of a pass draws is drawn by the call, not at the first batch.
         """
-        ...
 
     def generators(self) -> list[object]:
         """Return the random generators that a restore sets, the process's own ones aside."""
-        ...
 
 
 class ResumableIterable:
@@ -72,11 +70,9 @@ class ResumableIterable:
         self._held = HeldGenerators({"items": items})
         self._stream = Stream(items, partial(epoch_start.marked, self._held))
         self._start: dict[str, Any] = {}
-        # The pass that is open, by an object of its own.
-        self._open: object = None
+        self._open: object = None  # the pass that is open, by an object of its own
         self._restored: dict[str, Any] | None = None
-        self._is_told = isinstance(items, Sequence)
-        self._is_left_told = False
+        self._is_told, self._is_left_told = isinstance(items, Sequence), False
         self._watch: DrawWatch | None = None
         # Random states to start a pass with that was gone on with and starts with its first item.
         self._late: dict[str, Any] | None = None
@@ -111,8 +107,7 @@ class ResumableIterable:
             after_replay()
         if inside_epoch and restored is not None:
             if not restored["is_open"]:
-                # For the pass that follows.
-                return iter(())
+                return iter(())  # for the pass that follows
             self._go_on(restored)
         else:
             self._begin(restored)
@@ -275,36 +270,32 @@ class Batches:
         return len(self._loader)  # type: ignore[arg-type]
 
 
-def resumable(loader: object) -> ResumableBatches:
+def resumable(
+    loader: object, name: str | None = None, randomness: Randomness = "capture"
+) -> ResumableBatches:
     """Return `loader` made resumable. Raises UnsupportedStateError for what cannot be resumed exactly."""
-    found: ResumableBatches | None = families.resumable_loader(loader)
-    if found is not None:
-        return found
-    if not isinstance(loader, Iterable):
-        raise UnsupportedStateError(
-            f"batches: expected a DataLoader or an iterable, found a {type(loader).__name__}",
-            hint="pass the loader itself",
-        )
-    return ResumableIterable(loader)
-
-
-def keyed(loader: object, name: str | None) -> ResumableBatches:
-    """Return `loader` with keyed randomness; raises UnsupportedStateError for what cannot have it."""
-    found: ResumableBatches | None = families.keyed_loader(loader, name or "")
-    if found is not None:
-        return found
-    raise UnsupportedStateError(
-        f"batches: expected a DataLoader for randomness='keyed', found a {type(loader).__name__}",
-        hint="leave out randomness='keyed'",
+    is_keyed = randomness == "keyed"
+    found: ResumableBatches | None = (
+        families.keyed_loader(loader, name or "") if is_keyed else families.resumable_loader(loader)
     )
+    if found is None and isinstance(loader, Iterable) and not is_keyed:
+        found = ResumableIterable(loader)
+    if found is None:
+        wanted = "for randomness='keyed'" if is_keyed else "or an iterable"
+        raise UnsupportedStateError(
+            f"batches: expected a DataLoader {wanted}, found a {type(loader).__name__}",
+            hint="leave out randomness='keyed'" if is_keyed else "pass the loader itself",
+        )
+    return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """A loader with a place in the position; `loader` is None until this process has met it.
 
-    `is_rebuilt`: the script makes a new loader each epoch, so that nothing is carried over; None as long as
-    nobody can know. One with keyed randomness goes on all the same. `epoch` is that of its latest pass.
+    `is_rebuilt`: the script makes a new loader each epoch, so that only what `outlives` it is carried over;
+    None as long as nobody can know. One with keyed randomness goes on all the same. `epoch` is that of its
+    latest pass; None if each evaluation builds it. `shared` is what the loader before this one held, too.
     """
 
     name: str | None = None
@@ -314,11 +305,14 @@ class Slot:
     restored: dict[str, Any] | None = None
     is_rebuilt: bool | None = None
     epoch: int | None = None
+    outlives: Sequence[str] = ()
+    shared: list[object] | None = None
+    is_told: bool = False
 
     def bind(self, loader: object) -> ResumableBatches:
         if self.batches is None or self.loader is not loader:
             earlier, is_keyed = self.batches, self.randomness == "keyed"
-            batches = keyed(loader, self.name) if is_keyed else resumable(loader)
+            batches = resumable(loader, self.name, self.randomness)
             if is_keyed and earlier is not None:
                 batches.restore(earlier.state())
             self.loader, self.batches = loader, batches
@@ -336,22 +330,57 @@ class Slot:
     @property
     def is_in_doubt(self) -> bool:
         """Whether a restore would be wrong for a loader that the script makes anew each epoch."""
-        state = self.restored or {}
-        return self.is_rebuilt is None and self.randomness != "keyed" and carries_state(state)
+        return self.is_rebuilt is None and self.randomness != "keyed" and carries_state(self.restored or {})
+
+    def replace(self, fresh: Slot) -> None:
+        """Take over the loader that the script has made in the stead of this one."""
+        earlier = [*self.holders(count()).values()]
+        now = fresh.holders(count()).values()
+        self.shared = [holder for holder in now if any(holder is other for other in earlier)]
+        self.loader, self.batches, self.is_rebuilt = fresh.loader, fresh.batches, True
+
+    def holders(self, paths: Iterable[Any]) -> dict[Any, object]:
+        """Return what has a state of its own in the loader, by names as in `held_by`; `paths` in order."""
+        generators = [] if self.batches is None else self.batches.generators()
+        return holders(self.loader, dict(zip(paths, generators, strict=False)))
 
     def state(self) -> dict[str, Any]:
         kept = self.restored if self.batches is None or self.restored is not None else self.batches.state()
-        return {"name": self.name, "is_rebuilt": self.is_rebuilt, "epoch": self.epoch, "state": kept}
+        if self.shared is not None and kept is not None:
+            found = self.holders(sorted(kept["generators"])).items()
+            self.outlives = [name for name, of in found if any(of is other for other in self.shared)]
+            attributes = kept.get("attributes", {}).get("now", ())
+            lost = sorted(name for name in attributes if name.partition(".")[0] in self.outlives)
+            if lost and not self.is_told:
+                self.is_told = True
+                tell(f"batches: a resume would not bring back {', '.join(lost)}; build the loader once only")
+        of_loader = {"is_rebuilt": self.is_rebuilt, "epoch": self.epoch, "outlives": self.outlives}
+        return {"name": self.name, "state": kept, **of_loader}
+
+    def look(self) -> tuple[Any, ...]:
+        """Return what tells this loader from the others that this process has met."""
+        kept = self.state()["state"]
+        return self.name, self.randomness, looks(kept), sorted(kept["generators"])
 
 
 def carries_state(state: dict[str, Any]) -> bool:
-    """Tell whether a loader's state matters between two passes.
-
-    So do generators, workers that live on, epochs that are counted, and a state of its own.
-    """
+    """Tell whether a loader's state matters between two passes: generators, workers that live on, epochs."""
     counts = "keyed" in state or state.get("elastic") is not None or state.get("attributes", {}).get("now")
     lives_on = state.get("generators") or state.get("workers_start") is not None
     return bool(counts or lives_on or _has_own(state))
+
+
+def held_by(state: dict[str, Any], is_holder: Callable[[str], bool]) -> dict[str, Any]:
+    """Return `state` with the state of some holders only: generators, "sampler", "dataset" and "loader"."""
+    found = {**state, "generators": {k: v for k, v in state["generators"].items() if is_holder(k)}}
+    if not is_holder("dataset") or (state.get("workers_start") and not is_holder("loader")):
+        found["workers"] = {}
+    if not is_holder("sampler"):
+        found["elastic"] = None
+    if not is_holder("loader"):
+        found |= {"workers_start": None, "attributes": {"first": {}, "before": {}, "now": {}, "moved": []}}
+        found |= {"stream": {**state["stream"], "object": None}} if "stream" in state else {}
+    return found
 
 
 def looks(state: dict[str, Any]) -> dict[str, Any]:

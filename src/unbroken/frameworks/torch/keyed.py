@@ -65,6 +65,7 @@ class KeyedLoader:
 
     Without a `seed` it is the one of such a sampler, which all ranks share. Of any other loader it is made
     of the seed of its generator, or of torch's, and of `name`; a position that is restored brings its own.
+    By their names loaders draw other numbers also where they share a seed; their order is then the same.
 
     Raises:
         UnsupportedStateError: the loader's order is not a permutation of its data that batches are cut from.
@@ -72,7 +73,7 @@ class KeyedLoader:
 
     def __init__(self, loader: DataLoader[Any], *, seed: int | None = None, name: str = "") -> None:
         _check_keyed(loader)
-        self._loader = loader
+        self._loader, self._name = loader, name
         given = _shared_seed(loader) if seed is None else seed
         self._has_given_seed = given is not None
         self._take_seed(_made_seed(loader, name) if given is None else given)
@@ -99,7 +100,7 @@ class KeyedLoader:
             epoch, position = self._shares.place_after(self._place, self._consumed)
             position = self._without_cut_off(position)
         return {
-            "keyed": {"seed": self._seed, "epoch": epoch, "position": position},
+            "keyed": {"seed": self._seed, "epoch": epoch, "position": position, "name": self._name},
             "samples": position,
             "between_epochs": is_between,
             "fingerprint": self._fingerprint(),
@@ -120,6 +121,8 @@ class KeyedLoader:
                 hint="go on with the randomness that the run began with, or start a new run directory",
             )
         kept = state["keyed"]
+        # One that came since would change the samples of a run that goes on.
+        self._name = kept.get("name", "")
         if not self._has_given_seed:
             self._take_seed(kept["seed"])
         saved, found = state["fingerprint"], self._fingerprint()
@@ -177,7 +180,7 @@ class KeyedLoader:
             loader.dataset,
             collate_fn=loader.collate_fn,
             worker_init_fn=loader.worker_init_fn,
-            seed=self._seed,
+            seed=f"{self._name}/{self._seed}" if self._name else str(self._seed),
             parent=parent_of_workers(loader),
         )
         source = _Batches(self._shares, cast("BatchSampler", loader.batch_sampler))
@@ -238,7 +241,7 @@ class KeyedSide:
         *,
         collate_fn: Callable[[Any], Any],
         worker_init_fn: Callable[[int], None] | None,
-        seed: int,
+        seed: str,
         parent: int | None,
     ) -> None:
         self._dataset = dataset
@@ -331,17 +334,19 @@ def _shares(loader: DataLoader[Any], seed: int) -> ElasticSampler:
     data: Any = loader.dataset
     rank, world_size, shuffle = 0, 1, True
     settings: dict[str, bool] = {}
+    covered: int | None = None
     if isinstance(sampler, ElasticSampler):
-        rank, world_size, shuffle = sampler.rank, sampler.world_size, sampler.shuffle
+        rank, world_size, shuffle, covered = sampler.rank, sampler.world_size, sampler.shuffle, sampler.length
         settings = {"drop_last": sampler.drop_last, "pad": sampler.pad}
     elif type(sampler) is DistributedSampler:
         rank, world_size, shuffle = sampler.rank, sampler.num_replicas, sampler.shuffle
         settings = {"drop_last": sampler.drop_last, "pad": not sampler.drop_last}
+        covered = len(cast("Any", sampler.dataset))
     elif type(sampler) is SequentialSampler:
-        shuffle = False
-    elif not (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data)
-    ):
+        shuffle, covered = False, len(sampler.data_source)
+    elif type(sampler) is RandomSampler and not sampler.replacement:
+        covered = len(sampler.data_source) if sampler.num_samples == len(sampler.data_source) else None
+    if covered != len(data):
         name = type(sampler if sampler is not None else batch_sampler).__name__
         raise UnsupportedStateError(
             f"loader: expected a sequential or shuffled order of all data for keyed randomness, found {name}",
@@ -367,8 +372,8 @@ def _put_back(held: HeldGenerators) -> Iterator[None]:
 
 def _seed_all(key: bytes, held: list[object]) -> None:
     random.seed(key)
-    # By one word: by several it takes eight times as long, and two samples in a hundred thousand that share a
-    # stream are no harm.
+    # By one word: by several it takes eight times as long. Torch keeps one word only, too, on the CPU.
+    # That two samples in a hundred thousand share a stream is no harm.
     np.random.seed(int.from_bytes(key[8:12], "little"))
     number = int.from_bytes(key[:8], "little") >> 1
     torch.default_generator.manual_seed(number)
