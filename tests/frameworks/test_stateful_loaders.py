@@ -65,6 +65,13 @@ def test_a_loader_with_its_own_iteration_and_state_is_continued(
     assert len(expected) == 18
 
 
+def test_nothing_is_said_of_a_loader_that_is_not_left(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole(tmp_path / "whole", own_way, epochs=2)
+    assert "left early" not in capfd.readouterr().err
+
+
 def test_after_one_batch_it_is_not_known_what_the_start_draws_and_that_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

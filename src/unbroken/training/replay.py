@@ -175,7 +175,7 @@ class ResumableIterable:
                 self._open = None
 
     def _say_if_left(self) -> None:
-        if self._open is None and not self._stream.may_be_left and not self._is_left_told:
+        if self._start and not (self._open or self._stream.may_be_left or self._is_left_told):
             self._is_left_told = True
             tell(f"batches: {left_early(self._items)}; no resume from this position is possible")
 
