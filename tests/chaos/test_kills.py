@@ -86,7 +86,7 @@ def survive(run_dir: Path, expected_dir: Path, arguments: list[str], kills: int,
     assert compare_runs(expected_dir, run_dir).differences == ()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_few_kills_change_nothing(tmp_path: Path, workers: int) -> None:
     survive(tmp_path / "run", tmp_path / "expected", [*ENDLESS, "--workers", str(workers)], 5, seed=workers)
 

@@ -231,7 +231,7 @@ def test_another_seed_is_refused_inside_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("workers", "is_part"),
     [
-        pytest.param(0, False, id="by run.batches alone"),
+        pytest.param(0, False, id="by run.batches alone", marks=pytest.mark.chaos),
         pytest.param(2, True, id="as a part as well, 2 workers"),
         pytest.param(2, False, id="by run.batches alone, 2 workers", marks=pytest.mark.chaos),
         pytest.param(0, True, id="as a part as well", marks=pytest.mark.chaos),

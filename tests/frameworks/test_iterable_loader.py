@@ -76,7 +76,10 @@ def test_unwrapped_uninterrupted_and_often_killed_runs_are_the_same(scenario: Sc
         Scenario(kind="with a state", workers=2, drop_last=True),
         Scenario(kind="with a state", workers=2, persistent=True, drop_last=True),
         Scenario(kind="plain", drop_last=True),
-        Scenario(kind="plain", workers=2, batch_size=None, draws_in_collate=True),
+        pytest.param(
+            Scenario(kind="plain", workers=2, batch_size=None, draws_in_collate=True),
+            marks=pytest.mark.chaos,
+        ),
         Scenario(kind="with an iterator's state", batch_size=None, draws_in_collate=True),
         Scenario(kind="with a state", workers=2, leave_after=3),
     ],

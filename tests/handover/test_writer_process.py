@@ -212,6 +212,7 @@ class TestErrors:
 
         ends(tmp_path, work)
 
+    @pytest.mark.chaos
     def test_slots_shared_by_one_thread_while_another_commits_are_not_mixed_up(self, tmp_path: Path) -> None:
         def work(at: Work) -> None:
             at.commit(1)

@@ -191,9 +191,14 @@ def test_a_loader_that_is_built_anew_each_epoch(tmp_path: Path, save: list[Any])
 
 
 @pytest.mark.parametrize(
-    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+    ("kind", "save"),
+    [
+        pytest.param("own", [unbroken.EverySteps(1)], id="own-steps"),
+        pytest.param("global", [unbroken.EveryEpochs(1)], id="global-epochs"),
+        pytest.param("own", [unbroken.EveryEpochs(1)], id="own-epochs", marks=pytest.mark.chaos),
+        pytest.param("global", [unbroken.EverySteps(1)], id="global-steps", marks=pytest.mark.chaos),
+    ],
 )
-@pytest.mark.parametrize("kind", ["global", "own"])
 def test_an_iterable_that_shuffles_itself_as_it_begins(tmp_path: Path, kind: str, save: list[Any]) -> None:
     class Shuffling:
         def __init__(self) -> None:
