@@ -36,36 +36,38 @@ _OTHER_DATA = (
 
 def check_supported(loader: DataLoader[Any]) -> None:
     """Raise UnsupportedStateError if the loader has no order of batches that a resume could repeat."""
-    kind = type(loader)
     if isinstance(loader.dataset, (IterableDataset, MapDataPipe)):
         found = f"a dataset with indices, found the stream {type(loader.dataset).__name__}"
         hint = "give the dataset __getitem__ and __len__, or state_dict and load_state_dict of its own"
     elif loader.batch_sampler is None:
         found = "batches of indices, found automatic batching off (batch_size=None)"
         hint = "pass batch_size, or a batch_sampler and a collate_fn that returns what the dataset gives"
-    elif not loader.in_order:
-        found = "batches in order, found in_order=False"
-        hint = "leave in_order=True: without it the order depends on timing"
-    elif kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
-        found = f"torch's own iteration, found the one of {kind.__name__}"
-        hint = "wrap a plain DataLoader, or keep the position with the loader's own state_dict"
     else:
+        _check_iteration(loader, way_out="keep the position with the loader's own state_dict")
         return
     raise UnsupportedStateError(f"loader: expected {found}", hint=hint)
 
 
 def check_supported_stream(loader: DataLoader[Any]) -> None:
     """Raise UnsupportedStateError if a loader over an IterableDataset gives batches in no fixed order."""
-    kind = type(loader)
     if isinstance(loader.dataset, IterDataPipe):
         found = f"an IterableDataset, found the data pipe {type(loader.dataset).__name__}"
         hint = "make it an IterableDataset with state_dict and load_state_dict"
-    elif not loader.in_order:
+    else:
+        _check_iteration(loader, way_out="give the loader state_dict and load_state_dict")
+        return
+    raise UnsupportedStateError(f"loader: expected {found}", hint=hint)
+
+
+def _check_iteration(loader: DataLoader[Any], *, way_out: str) -> None:
+    """Raise UnsupportedStateError unless batches come by torch's own iteration, in order."""
+    kind = type(loader)
+    if not loader.in_order:
         found = "batches in order, found in_order=False"
         hint = "leave in_order=True: without it the order depends on timing"
     elif kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         found = f"torch's own iteration, found the one of {kind.__name__}"
-        hint = "wrap a plain DataLoader, or give the loader state_dict and load_state_dict"
+        hint = f"wrap a plain DataLoader, or {way_out}"
     else:
         return
     raise UnsupportedStateError(f"loader: expected {found}", hint=hint)
