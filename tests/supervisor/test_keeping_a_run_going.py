@@ -63,7 +63,8 @@ def test_progress_keeps_a_run_that_crashes_again_and_again_going(bench: Bench) -
         from unbroken.supervisor.progress import newest_listed
         from unbroken.supervisor.restart_policy import RestartPolicy
         from unbroken.supervisor.stopping import block_signals
-        from unbroken.supervisor.supervisor import Plan, Supervisor
+        from unbroken.supervisor.plan import Plan
+        from unbroken.supervisor.supervisor import Supervisor
         block_signals()
         plan = Plan(
             directory=Path({str(bench.directory)!r}),

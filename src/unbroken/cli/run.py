@@ -12,8 +12,8 @@ from unbroken.cli.target import RUNS_FOLDER, absolute
 from unbroken.cli.viewer import Viewer
 from unbroken.errors import UsageError
 from unbroken.supervisor.launch import check_command, launch
+from unbroken.supervisor.plan import Plan
 from unbroken.supervisor.restart_policy import RestartPolicy
-from unbroken.supervisor.supervisor import Plan
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 

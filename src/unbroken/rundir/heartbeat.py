@@ -1,7 +1,7 @@
 """The pulse of an attempt: a small mapped file that the trainer updates and anyone may read.
 
-Two counters keep apart what is easily confused: `beats` moves with every update, `step` only with
-progress. A process that beats without progress is alive, not well.
+Counters keep apart what is easily confused: `beats` moves with every update, `progress` with every batch
+and step, `step` with optimizer steps. A process that beats without progress is alive, not well.
 """
 
 from __future__ import annotations
@@ -12,19 +12,30 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unbroken.storage.failures import failed
 
-_MAGIC = b"UNBROKEN-BEAT-01"
-# magic, sequence, process id, monotonic ns, wall ns, beats, step, last checkpoint step, phase
-_RECORD = struct.Struct("<16sQQQQQQq16s")
+_MAGIC = b"UNBROKEN-BEAT-02"
+# magic, sequence, process id, monotonic ns, wall ns, beats, step, last checkpoint step, phase,
+# progress, last step of all, seconds waited for data, seconds that the last save took
+_RECORD = struct.Struct("<16sQQQQQQq16sQQdd")
+_NAMES = (
+    *("process_id", "monotonic_seconds", "wall_seconds", "beats", "step", "checkpoint_step", "phase"),
+    *("progress", "goal_step", "waited_seconds", "save_seconds"),
+)
 _SIZE_BYTES = 4096
 _READ_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """One reading. `checkpoint_step` is -1 before the first checkpoint of the attempt."""
+    """One reading. `checkpoint_step` is -1 before the first checkpoint of the attempt.
+
+    `progress` counts the batches and steps of this attempt, `goal_step` is the step after which training
+    is done, 0 if nobody knows. `waited_seconds` is how long training has waited for batches in all,
+    `save_seconds` how long the last save took until it was durable, 0 before the first.
+    """
 
     process_id: int
     monotonic_seconds: float
@@ -33,10 +44,17 @@ class Beat:
     step: int
     checkpoint_step: int
     phase: str
+    progress: int
+    goal_step: int
+    waited_seconds: float
+    save_seconds: float
 
 
 class Heartbeat:
     """Writes the heartbeat file at `path`; about a microsecond a beat, and no system call.
+
+    The attributes `progress`, `goal_step`, `waited_seconds` and `save_seconds` are as in `Beat`; whoever
+    knows them sets them, and the next beat shows them.
 
     Raises StorageError when it is made, on a full disk StorageFullError; a beat raises nothing.
     """
@@ -56,6 +74,10 @@ class Heartbeat:
             raise failed("open", path, error) from error
         self._sequence = 0
         self._beats = 0
+        self.progress = 0
+        self.goal_step = 0
+        self.waited_seconds = 0.0
+        self.save_seconds = 0.0
 
     def beat(self, *, phase: str, step: int, checkpoint_step: int) -> None:
         """Record that this process is alive in `phase` (16 bytes at most) with `step` steps done."""
@@ -68,6 +90,10 @@ class Heartbeat:
             step,
             checkpoint_step,
             phase.encode(),
+            self.progress,
+            self.goal_step,
+            self.waited_seconds,
+            self.save_seconds,
         )
         # An odd sequence number tells readers that the record is being changed (a seqlock).
         self._map[: _RECORD.size] = _RECORD.pack(_MAGIC, self._sequence + 1, *fields)
@@ -86,18 +112,18 @@ def read_heartbeat(path: Path) -> Beat | None:
             record = path.read_bytes()[: _RECORD.size]
             if len(record) < _RECORD.size or not record.startswith(_MAGIC):
                 return None
-            _, sequence, process_id, monotonic, wall, beats, step, saved, phase = _RECORD.unpack(record)
+            _, sequence, *fields = _RECORD.unpack(record)
             if sequence % 2 == 0:
-                return Beat(
-                    process_id=process_id,
-                    monotonic_seconds=monotonic / 1e9,
-                    wall_seconds=wall / 1e9,
-                    beats=beats,
-                    step=step,
-                    checkpoint_step=saved,
-                    phase=phase.rstrip(b"\0").decode(errors="replace"),
-                )
+                return _beat(fields)
     except (FileNotFoundError, NotADirectoryError):
         return None
     # Its writer died in the middle of a beat: there is no reading to trust.
     return None
+
+
+def _beat(values: list[Any]) -> Beat:
+    fields = dict(zip(_NAMES, values, strict=True))
+    fields["monotonic_seconds"] /= 1e9
+    fields["wall_seconds"] /= 1e9
+    fields["phase"] = fields["phase"].rstrip(b"\0").decode(errors="replace")
+    return Beat(**fields)

@@ -6,6 +6,7 @@ writer.lease              renewed by that process as long as it lives, for those
 supervisor.lock           held while a supervisor keeps the run going; supervisor-holder.json says by whom,
                           and supervisor.lease that it lives
 supervisor.json           snapshot of what the supervisor is doing, for `status`
+supervisor-plan.json      what it keeps going and how, for a supervisor that takes over
 supervisor.log            what the supervisor had to say
 journal.jsonl             the supervisor's events: attempts, verdicts, decisions
 checkpoints/step-00001200 one committed checkpoint; `.staging-*` is one being written
@@ -30,6 +31,7 @@ WRITER_FILE = "writer.json"
 SUPERVISOR_LOCK = "supervisor.lock"
 SUPERVISOR_HOLDER = "supervisor-holder.json"
 SUPERVISOR_FILE = "supervisor.json"
+PLAN_FILE = "supervisor-plan.json"
 SUPERVISOR_LOG = "supervisor.log"
 JOURNAL_FILE = "journal.jsonl"
 CHECKPOINTS = "checkpoints"

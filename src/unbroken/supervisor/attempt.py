@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN, UnbrokenError
@@ -15,12 +14,13 @@ from unbroken.rundir.last_words import read_last_words
 from unbroken.rundir.process_tree import ProcessTree, spawn
 from unbroken.rundir.processes import identify
 from unbroken.rundir.writers import orphaned_writer
-from unbroken.supervisor import evidence, progress
-from unbroken.supervisor.outcome import judge, not_started
+from unbroken.supervisor.outcome import not_started
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Ended
 from unbroken.supervisor.stopping import StopWatch
-from unbroken.supervisor.verdict import ExitStatus, Facts, OomKills, Verdict, exit_status
+from unbroken.supervisor.verdict import exit_status
+from unbroken.supervisor.watcher import AskToStop, EndNow, Look, MakeWatcher, Started, Watcher
+from unbroken.supervisor.witness import End, Witness
 
 _LOOK_SECONDS = 0.5
 _LOOK_OFTEN_SECONDS = 0.02
@@ -32,16 +32,6 @@ _TERM_SECONDS = 3.0
 _KILL_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How the tree came to its end, as the supervisor saw it."""
-
-    status: ExitStatus | None
-    because: str | None = None
-    leftovers: tuple[str, ...] = ()
-    survivors: tuple[str, ...] = ()
-
-
 def run_attempt(
     run_directory: Path,
     command: Sequence[str],
@@ -49,6 +39,7 @@ def run_attempt(
     *,
     stop: StopWatch,
     records: Records,
+    makers: Sequence[MakeWatcher],
     known_checkpoint: str | None,
     newest_verified: Callable[[Path], str | None],
 ) -> Ended:
@@ -57,7 +48,7 @@ def run_attempt(
     `known_checkpoint` is the newest one that is known already; it is not verified again.
     """
     directory = layout.attempt_directory(run_directory, attempt)
-    listed, kills = progress.newest_listed(run_directory), evidence.read_oom_kills()
+    witness = Witness(run_directory, directory)
     started = time.monotonic()
     records.show(state="starting", attempt=attempt, leader=None, next_start_seconds=None)
     try:
@@ -65,24 +56,55 @@ def run_attempt(
             command, environment=_environment(run_directory, attempt), output=directory / layout.OUTPUT_LOG
         )
     except OSError as error:
-        end, verdict = _End(status=None), not_started(command[0], error)
+        end, verdict = End(status=None), not_started(command[0], error)
     else:
         records.event("attempt-started", attempt=attempt, process_id=leader)
         records.show(state="running", leader=identify(leader))
-        end = _see_to_its_end(ProcessTree(leader), directory, stop, records)
-        verdict = _judge(directory, end, stop, listed, kills)
-    lived_seconds, step = time.monotonic() - started, _step(directory)
-    records.attempt_ended(attempt, status=end.status, verdict=verdict, lived_seconds=lived_seconds, step=step)
+        begun = Started(attempt=attempt, directory=directory, run_directory=run_directory, leader=leader)
+        end = see_to_its_end(ProcessTree(leader), begun, stop, records, makers)
+        verdict = witness.judge(end, is_stop_asked=stop.is_asked)
+    lived_seconds = time.monotonic() - started
+    records.attempt_ended(
+        attempt, status=end.status, verdict=verdict, lived_seconds=lived_seconds, step=witness.step
+    )
     is_over = verdict.outcome == "completed" or stop.is_asked
-    is_unchanged = progress.newest_listed(run_directory) == listed
+    is_unchanged = not witness.has_new_checkpoint
     return Ended(
         verdict=verdict,
         started_seconds=started,
         lived_seconds=lived_seconds,
         has_words=read_last_words(directory) is not None,
-        made_step=_made_step(step, listed),
+        made_step=witness.made_step,
         # Verifying reads all of a checkpoint: not while somebody waits for us to stop, and not twice.
         checkpoint=known_checkpoint if is_over or is_unchanged else _verified(run_directory, newest_verified),
+    )
+
+
+def see_to_its_end(
+    tree: ProcessTree,
+    started: Started,
+    stop: StopWatch,
+    records: Records,
+    makers: Sequence[MakeWatcher],
+) -> End:
+    """Watch the running attempt until it ends or must be ended, and return once nothing of it is left."""
+    watchers = [make(started) for make in makers]
+    try:
+        because = _wait(tree, started, stop, records, watchers)
+    finally:
+        for watcher in watchers:
+            watcher.end()
+    leftovers: tuple[str, ...] = ()
+    if because is None and not tree.collect():
+        leftovers = tuple(str(member) for member in tree.members())
+    survivors = tree.end(term_seconds=_TERM_SECONDS if because is None else 0.0, kill_seconds=_KILL_SECONDS)
+    if leftovers:
+        records.event("leftovers-ended", processes=leftovers)
+    return End(
+        status=exit_status(tree.wait_status) if tree.wait_status is not None else None,
+        because=because,
+        leftovers=leftovers,
+        survivors=tuple(survivors),
     )
 
 
@@ -93,39 +115,44 @@ def _environment(run_directory: Path, attempt: int) -> Mapping[str, str]:
     return {**wanted, **os.environ, **ours}
 
 
-def _see_to_its_end(tree: ProcessTree, directory: Path, stop: StopWatch, records: Records) -> _End:
-    because = _wait(tree, directory, stop, records)
-    leftovers: tuple[str, ...] = ()
-    if because is None and not tree.collect():
-        leftovers = tuple(str(member) for member in tree.members())
-    survivors = tree.end(term_seconds=_TERM_SECONDS if because is None else 0.0, kill_seconds=_KILL_SECONDS)
-    if leftovers:
-        records.event("leftovers-ended", processes=leftovers)
-    return _End(
-        status=exit_status(tree.wait_status) if tree.wait_status is not None else None,
-        because=because,
-        leftovers=leftovers,
-        survivors=tuple(survivors),
-    )
-
-
-def _wait(tree: ProcessTree, directory: Path, stop: StopWatch, records: Records) -> str | None:
+def _wait(
+    tree: ProcessTree, started: Started, stop: StopWatch, records: Records, watchers: Sequence[Watcher]
+) -> EndNow | None:
     """Wait until the tree is empty or must be ended; return why it must, unless it is only leftovers."""
     ended_at: float | None = None
     while not tree.collect():
         if stop.is_overdue:
-            return "its time to save and stop was over"
+            return EndNow(because="its time to save and stop was over")
         if stop.is_asked:
             tree.ask()
         if tree.leader_ended:
             ended_at = ended_at or time.monotonic()
-            is_waited_for = stop.is_asked and not _said_goodbye(tree, directory)
-            is_writing = orphaned_writer(directory) is not None
+            is_waited_for = stop.is_asked and not _said_goodbye(tree, started.directory)
+            is_writing = orphaned_writer(started.directory) is not None
             patience = _WRITE_SECONDS if is_writing else _LINGER_SECONDS
             if time.monotonic() >= ended_at + patience and not is_waited_for:
                 return None
+        wanted = _look(tree, started, stop, watchers)
+        if wanted is not None:
+            return wanted
         if stop.wait(_LOOK_OFTEN_SECONDS if tree.leader_ended else _LOOK_SECONDS):
             _announce(stop, records)
+    return None
+
+
+def _look(tree: ProcessTree, started: Started, stop: StopWatch, watchers: Sequence[Watcher]) -> EndNow | None:
+    look = Look(
+        now_seconds=time.monotonic(),
+        beat=read_heartbeat(started.directory / layout.HEARTBEAT),
+        is_stop_asked=stop.is_asked,
+        has_leader=not tree.leader_ended,
+    )
+    for watcher in watchers:
+        wanted = watcher.look(look)
+        if isinstance(wanted, EndNow):
+            return wanted
+        if isinstance(wanted, AskToStop):
+            stop.ask(wanted.reason, wanted.seconds)
     return None
 
 
@@ -143,29 +170,6 @@ def _said_goodbye(tree: ProcessTree, directory: Path) -> bool:
         return True
     assert tree.wait_status is not None, "asked before the leader ended"
     return exit_status(tree.wait_status).code in (EXIT_OK, EXIT_RUN_ME_AGAIN)
-
-
-def _judge(directory: Path, end: _End, stop: StopWatch, listed: str | None, before: OomKills) -> Verdict:
-    output = evidence.read_tail(directory / layout.OUTPUT_LOG)
-    facts = Facts(
-        is_stop_asked=stop.is_asked,
-        ended_because=end.because,
-        made_step=_made_step(_step(directory), listed),
-        oom_kills=evidence.new_oom_kills(before, evidence.read_oom_kills()),
-        seen_exception=evidence.last_exception(output),
-        leftovers=end.leftovers,
-        survivors=end.survivors,
-    )
-    return judge(end.status, read_last_words(directory), facts)
-
-
-def _step(directory: Path) -> int | None:
-    beat = read_heartbeat(directory / layout.HEARTBEAT)
-    return beat.step if beat is not None else None
-
-
-def _made_step(step: int | None, listed: str | None) -> bool:
-    return step is not None and step > (progress.step_of(listed) or 0)
 
 
 def _verified(run_directory: Path, newest_verified: Callable[[Path], str | None]) -> str | None:

@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from unbroken.errors import UnbrokenError, UsageError
-from unbroken.supervisor.supervisor import Plan
+from unbroken.supervisor.plan import Plan
 
 
 def check_command(command: tuple[str, ...]) -> None:
@@ -34,15 +35,19 @@ def launch(plan: Plan) -> subprocess.Popen[bytes]:
     Raises the error that prevents it, as the supervisor reported it.
     """
     # -P: a json.py in the user's directory must not take the place of the library's.
-    arguments = [sys.executable, "-P", "-m", "unbroken.supervisor", *_arguments(plan)]
+    arguments = [sys.executable, "-P", "-m", "unbroken.supervisor"]
     process = subprocess.Popen(
         arguments,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    assert process.stdin is not None, "asked for a pipe"
     assert process.stdout is not None, "asked for a pipe"
+    # Gone already, it says why on stdout.
+    with suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(json.dumps(plan.to_json()).encode())
     # It ends when the supervisor turns to its log, or dies.
     with process.stdout as pipe:
         said = pipe.read().decode(errors="replace")
@@ -58,18 +63,8 @@ def launch(plan: Plan) -> subprocess.Popen[bytes]:
         raise _error(**report["error"])
     raise UnbrokenError(
         f"the supervisor could not start: {last or 'it said nothing'}",
-        hint=f"try it by hand: {sys.executable} -P -m unbroken.supervisor --help",
+        hint=f"try it by hand: {sys.executable} -P -c 'import unbroken.supervisor.__main__'",
     )
-
-
-def _arguments(plan: Plan) -> Iterator[str]:
-    yield from ("--directory", str(plan.directory))
-    if plan.name is not None:
-        yield from ("--name", plan.name)
-    yield from ("--grace", str(plan.grace_seconds), "--backoff", str(plan.policy.base_seconds))
-    if plan.policy.max_restarts is not None:
-        yield from ("--max-restarts", str(plan.policy.max_restarts))
-    yield from ("--", *plan.command)
 
 
 def _error(kind: str, message: str, hint: str) -> UnbrokenError:

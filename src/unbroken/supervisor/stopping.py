@@ -36,14 +36,34 @@ class StopWatch:
         self._grace_seconds = grace_seconds
         self._ends_at = 0.0
         self.request: StopRequest | None = None
+        self._unwritten: StopRequest | None = None
 
     def wait(self, seconds: float) -> bool:
         """Return after `seconds`, or earlier for a signal; True if there is a new request."""
         information = signal.sigtimedwait(_SIGNALS, max(0.0, seconds))
         asked = information is not None and information.si_signo in _ASKING
-        request = read_stop(self._directory)
-        if request is None and asked and information is not None:
-            request = self._from_signal(signal.Signals(information.si_signo), information.si_pid)
+        if asked and information is not None and read_stop(self._directory) is None:
+            self.ask(f"{signal.Signals(information.si_signo).name} from process {information.si_pid}")
+        return self._take_note()
+
+    def ask(self, reason: str, seconds: float | None = None) -> None:
+        """Make a request of our own, to be met within `seconds`, else within the grace.
+
+        It takes effect at the next `wait`. One that is there already and leaves less time stays.
+        """
+        deadline = time.time() + (self._grace_seconds if seconds is None else seconds)
+        there = read_stop(self._directory)
+        if there is not None and (there.deadline_seconds or deadline) <= deadline:
+            return
+        try:
+            request_stop(self._directory, reason=reason, deadline_seconds=deadline)
+        except StorageError as error:
+            # The signal to the leader still asks; only ranks that watch the file do not see it.
+            say(f"could not {error.message}")
+            self._unwritten = StopRequest(reason=reason, deadline_seconds=deadline)
+
+    def _take_note(self) -> bool:
+        request = read_stop(self._directory) or self._unwritten
         if request is None or request == self.request:
             return False
         self.request = request
@@ -69,13 +89,3 @@ class StopWatch:
             clear_stop(self._directory)
         except OSError as error:
             say(f"could not remove the stop request: {error}")
-
-    def _from_signal(self, number: signal.Signals, sender: int) -> StopRequest:
-        reason = f"{number.name} from process {sender}"
-        deadline = time.time() + self._grace_seconds
-        try:
-            request_stop(self._directory, reason=reason, deadline_seconds=deadline)
-        except StorageError as error:
-            # The signal to the leader still asks; only ranks that watch the file do not see it.
-            say(f"could not {error.message}")
-        return StopRequest(reason=reason, deadline_seconds=deadline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.errors import StorageError, UsageError
@@ -16,11 +15,13 @@ from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
 from unbroken.supervisor import progress, registry, restart_policy
 from unbroken.supervisor.attempt import run_attempt
+from unbroken.supervisor.plan import Plan, write_plan
 from unbroken.supervisor.records import Records, say
-from unbroken.supervisor.restart_policy import Decision, Ended, RestartPolicy
+from unbroken.supervisor.restart_policy import Decision, Ended
 from unbroken.supervisor.states import Snapshot, State
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.survivors import refuse_beside_survivors
+from unbroken.supervisor.watchers import makers
 
 _LOOK_SECONDS = 0.5
 _STATE_AFTER: dict[str, State] = {
@@ -29,17 +30,6 @@ _STATE_AFTER: dict[str, State] = {
     "hand-over": "stopped",
     "hold": "held",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to keep going: `command`, as the run in `directory`, an absolute path."""
-
-    directory: Path
-    command: tuple[str, ...]
-    name: str | None = None
-    grace_seconds: float = 120.0
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
 
 
 class Supervisor:
@@ -89,7 +79,9 @@ class Supervisor:
             changed_seconds=now,
             grace_seconds=plan.grace_seconds,
         )
+        write_plan(plan)
         self._records = Records(plan.directory, snapshot)
+        self._makers = makers(plan, self._records)
         self._records.show()
 
     def run(self) -> int:
@@ -122,6 +114,7 @@ class Supervisor:
                 attempt,
                 stop=self._stop,
                 records=self._records,
+                makers=self._makers,
                 known_checkpoint=self._history[-1].checkpoint if self._history else first_checkpoint,
                 newest_verified=self._newest_verified,
             )

@@ -29,7 +29,7 @@ class Attempt:
 
     def __init__(self, directory: Path) -> None:
         self.run = open_run(directory)
-        self._run_directory = directory
+        self.run_directory = directory
         self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
         self._take(directory)
         try:
@@ -57,7 +57,7 @@ class Attempt:
 
     def sweep(self) -> list[str]:
         """Remove the half-written small files of processes that died, and return their names."""
-        top = self._run_directory
+        top = self.run_directory
         older = [layout.attempt_directory(top, number) for number in layout.attempts(top)]
         places = [top, (top / layout.STOP_FILE).parent, *older]
         return [name for place in places for name in sweep_temporary(place)]

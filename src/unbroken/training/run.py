@@ -9,15 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
-from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import UnbrokenError, UsageError
-from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.rehearsal import planned
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Horizon, StateHandler
-from unbroken.training import resume
 from unbroken.training.arguments import choices, encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
+from unbroken.training.beginning import begin
 from unbroken.training.ending import Ending
 from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
@@ -27,10 +25,10 @@ from unbroken.training.position import Position
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.rehearsing import AtSteps, rehearsal
 from unbroken.training.replay import Batches, Randomness
-from unbroken.training.report import RestoreReport, report
+from unbroken.training.report import RestoreReport
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.saver import Saver
-from unbroken.training.saves import Saves, without_collecting
+from unbroken.training.saves import Saves
 from unbroken.training.unkept import UnkeptWatch
 from unbroken.training.whole_state import WholeState
 
@@ -327,39 +325,16 @@ class Run:
             self._at_boundary()
 
     def _begin(self) -> None:
-        attempt = self._attempt
-        store = CheckpointStore(self.directory)
         self._beat("restoring")
-        swept = [*store.sweep(), *attempt.sweep()]
-        act = without_collecting()(self._state.restore)
-        restoring = resume.Restoring(attempt.directory, act, self._choices.non_finite)
-        candidate = resume.choose(store, self._resume, attempt.run.run_id, restoring)
-        if candidate is None:
-            lines = [f"run {attempt.run.name} begins in {self.directory}"]
-        else:
-            self._saver.begin_from(candidate.checkpoint)
-            resume.set_later_aside(store, candidate)
-            self.restored = report(
-                candidate.checkpoint,
-                candidate.restored,
-                passed_over=candidate.passed_over,
-                died=candidate.died,
-                environment=self._state.environment,
-                config=self._config,
-            )
-            lines = self.restored.lines()
-        self._saves.taken(*self._state.progress())
-        attempt.journal.append(
-            "began",
-            step=self.step_count,
-            attempt=attempt.number,
-            checkpoint=self._saver.newest_name,
-            swept=swept,
-            report=lines,
-            restored=None if self.restored is None else self.restored.as_json(),
+        self.restored, lines = begin(
+            self._attempt,
+            self._state,
+            self._saver,
+            wanted=self._resume,
+            non_finite=self._choices.non_finite,
         )
-        attempt.say(LastWords(ending="running", step=self.step_count, checkpoint=self._saver.newest_name))
-        tell(f"attempt {attempt.number}: {lines[0]}", *lines[1:])
+        self._saves.taken(*self._state.progress())
+        tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._beat("training")

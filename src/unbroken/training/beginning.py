@@ -1,0 +1,55 @@
+"""How a run begins: from the checkpoint it goes on from, or from its own start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unbroken.checkpoint.store import CheckpointStore
+from unbroken.rundir.last_words import LastWords
+from unbroken.training import resume
+from unbroken.training.attempt import Attempt
+from unbroken.training.report import RestoreReport, report
+from unbroken.training.saver import Saver
+from unbroken.training.saves import without_collecting
+from unbroken.training.whole_state import WholeState
+
+
+def begin(
+    attempt: Attempt, state: WholeState, saver: Saver, *, wanted: str, non_finite: Sequence[str]
+) -> tuple[RestoreReport | None, list[str]]:
+    """Restore `state` from the checkpoint that `wanted` means; return the report, and it in words.
+
+    The report is None if the run begins anew. `non_finite` are patterns of the names of tensors that may
+    hold NaN or infinity. Raises what `resume.choose` raises.
+    """
+    store = CheckpointStore(attempt.run_directory)
+    swept = [*store.sweep(), *attempt.sweep()]
+    act = without_collecting()(state.restore)
+    restoring = resume.Restoring(attempt.directory, act, non_finite)
+    candidate = resume.choose(store, wanted, attempt.run.run_id, restoring)
+    restored: RestoreReport | None = None
+    if candidate is None:
+        lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
+    else:
+        saver.begin_from(candidate.checkpoint)
+        resume.set_later_aside(store, candidate)
+        restored = report(
+            candidate.checkpoint,
+            candidate.restored,
+            passed_over=candidate.passed_over,
+            died=candidate.died,
+            environment=state.environment,
+            config=state.config,
+        )
+        lines = restored.lines()
+    attempt.journal.append(
+        "began",
+        step=state.step,
+        attempt=attempt.number,
+        checkpoint=saver.newest_name,
+        swept=swept,
+        report=lines,
+        restored=None if restored is None else restored.as_json(),
+    )
+    attempt.say(LastWords(ending="running", step=state.step, checkpoint=saver.newest_name))
+    return restored, lines
