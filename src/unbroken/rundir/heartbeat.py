@@ -20,6 +20,8 @@ _MAGIC = b"UNBROKEN-BEAT-02"
 # magic, sequence, process id, monotonic ns, wall ns, beats, step, last checkpoint step, phase,
 # progress, last step of all, seconds waited for data, seconds that the last save took
 _RECORD = struct.Struct("<16sQQQQQQq16sQQdd")
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT = 16
 _NAMES = (
     *("process_id", "monotonic_seconds", "wall_seconds", "beats", "step", "checkpoint_step", "phase"),
     *("progress", "goal_step", "waited_seconds", "save_seconds"),
@@ -74,6 +76,8 @@ class Heartbeat:
             raise failed("open", path, error) from error
         self._sequence = 0
         self._beats = 0
+        # Asked for once: in a forked child the run, and with it the heartbeat, stays its parent's.
+        self._process_id = os.getpid()
         self.progress = 0
         self.goal_step = 0
         self.waited_seconds = 0.0
@@ -82,8 +86,15 @@ class Heartbeat:
     def beat(self, *, phase: str, step: int, checkpoint_step: int) -> None:
         """Record that this process is alive in `phase` (16 bytes at most) with `step` steps done."""
         self._beats += 1
-        fields = (
-            os.getpid(),
+        # An odd sequence number tells readers that the record is being changed (a seqlock).
+        _SEQUENCE.pack_into(self._map, _SEQUENCE_AT, self._sequence + 1)
+        self._sequence += 2
+        _RECORD.pack_into(
+            self._map,
+            0,
+            _MAGIC,
+            self._sequence - 1,
+            self._process_id,
             time.monotonic_ns(),
             time.time_ns(),
             self._beats,
@@ -95,10 +106,7 @@ class Heartbeat:
             self.waited_seconds,
             self.save_seconds,
         )
-        # An odd sequence number tells readers that the record is being changed (a seqlock).
-        self._map[: _RECORD.size] = _RECORD.pack(_MAGIC, self._sequence + 1, *fields)
-        self._sequence += 2
-        self._map[: _RECORD.size] = _RECORD.pack(_MAGIC, self._sequence, *fields)
+        _SEQUENCE.pack_into(self._map, _SEQUENCE_AT, self._sequence)
 
     def close(self) -> None:
         """Release the mapping; the last beat stays readable."""
@@ -115,7 +123,8 @@ def read_heartbeat(path: Path) -> Beat | None:
             _, sequence, *fields = _RECORD.unpack(record)
             if sequence % 2 == 0:
                 return _beat(fields)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
+        # No file yet, or none that can be read: either way nothing is known of its writer.
         return None
     # Its writer died in the middle of a beat: there is no reading to trust.
     return None

@@ -15,6 +15,7 @@ from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.last_words import LastWords, write_last_words
 from unbroken.rundir.lock import RunLock
+from unbroken.rundir.stack_files import StackFile
 from unbroken.rundir.writers import has_orphaned_writer, wait_for_writers
 
 _OWN_SOURCE = str(Path(__file__).parents[1])
@@ -39,8 +40,11 @@ class Attempt:
             self.number = claim_attempt(directory)
             self.directory = layout.attempt_directory(directory, self.number)
             # The one that may fail for want of space comes first: the other holds a descriptor.
-            self._heartbeat = Heartbeat(self.directory / layout.HEARTBEAT)
+            self.heartbeat = Heartbeat(self.directory / layout.HEARTBEAT)
             self.journal = Journal(self.directory / layout.events_file())
+            # Without a supervisor nobody would ask for them.
+            is_supervised = given_attempt(directory) is not None
+            self._stacks = StackFile(self.directory, _rank()) if is_supervised else None
         except BaseException:
             self._lock.release()
             raise
@@ -62,10 +66,6 @@ class Attempt:
         places = [top, (top / layout.STOP_FILE).parent, *older]
         return [name for place in places for name in sweep_temporary(place)]
 
-    def beat(self, phase: str, step: int, checkpoint_step: int) -> None:
-        """Record progress in the heartbeat file."""
-        self._heartbeat.beat(phase=phase, step=step, checkpoint_step=checkpoint_step)
-
     def say(self, words: LastWords) -> None:
         """Leave last words, durably, and an event of the same content."""
         write_last_words(self.directory, words)
@@ -82,7 +82,9 @@ class Attempt:
     def close(self) -> None:
         """Release the run."""
         self.journal.close()
-        self._heartbeat.close()
+        if self._stacks is not None:
+            self._stacks.close()
+        self.heartbeat.close()
         self._lock.release()
 
 
@@ -111,6 +113,11 @@ def failure_words(error: BaseException, step: int, checkpoint: str | None) -> La
         hint=error.hint if isinstance(error, UnbrokenError) else "",
         frame=_own_frame(error),
     )
+
+
+def _rank() -> int:
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isascii() and rank.isdecimal() else 0
 
 
 def _exit_code(error: BaseException) -> int:

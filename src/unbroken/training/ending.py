@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from unbroken.errors import SaveFailedError, StorageFullError
+from unbroken.rundir.control import can_still_save, read_stop
 from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.tell import tell
 from unbroken.training.attempt import Attempt
@@ -29,15 +31,39 @@ class Ending:
     beat: Callable[[str], None]
 
     def stop(self, reason: str) -> NoReturn:
-        """Save, and leave the loop by StopRequested."""
+        """Save, and leave the loop by StopRequested; without a save if that cannot end in time."""
         self.beat("stopping")
+        self._leave_unsaved_if_late(reason)
         self._save()
         self._say("stopped", reason)
         tell(f"stopped by {reason} at step {self.state.step}, saved in {self.saver.newest_name}")
         raise StopRequested(reason)
 
+    def _leave_unsaved_if_late(self, reason: str) -> None:
+        kept, save_seconds = self.saver.newest_name, self.attempt.heartbeat.save_seconds
+        if can_still_save(read_stop(self.attempt.run_directory), save_seconds, time.time()):
+            return
+        why = f"{reason}; not saved at step {self.state.step}, for a save takes {save_seconds:.1f} s"
+        # What is saved is what the words are about: the step of the newest checkpoint.
+        self._say("stopped", why, step=max(0, self.saver.newest_step))
+        tell(f"stopped by {why}; {kept} stays the newest")
+        raise StopRequested(reason)
+
+    def leave(self, reason: str) -> NoReturn:
+        """Leave by StopRequested with what is kept from before the evaluation that this cuts short."""
+        self.beat("stopping")
+        if self.saver.has_newer_copy:
+            self._leave_unsaved_if_late(reason)
+        self.saver.write_copy()
+        self._say("stopped", reason)
+        kept = self.saver.newest_name
+        where = f"saved in {kept}" if kept is not None else "there was nothing to save yet"
+        tell(f"stopped by {reason} between two steps, at step {self.state.step}, {where}")
+        raise StopRequested(reason)
+
     def complete(self) -> None:
         """Save what the loop ended with."""
+        self.beat("saving")
         try:
             self._save()
         except BaseException as error:
@@ -51,7 +77,9 @@ class Ending:
     def fail(self, error: BaseException) -> None:
         """Make a checkpoint of the newest snapshot; the state of now is what `error` made of it."""
         try:
-            self.saver.write_left()
+            # Another copy may be of long ago: it was made for a stop.
+            write = self.saver.write_left if self.saver.keeps_snapshots else self.saver.wait
+            write()
         except SaveFailedError as failed:
             # What left the block is the news.
             error.add_note(f"and {failed.message}")
@@ -65,9 +93,13 @@ class Ending:
             self.saves.save(*self.state.progress())
         self.saver.wait_for_the_last()
 
-    def _say(self, ending: Any, reason: str) -> None:
-        checkpoint = self.saver.newest_name
-        words = LastWords(ending=ending, step=self.state.step, checkpoint=checkpoint, reason=reason)
+    def _say(self, ending: Any, reason: str, *, step: int | None = None) -> None:
+        words = LastWords(
+            ending=ending,
+            step=self.state.step if step is None else step,
+            checkpoint=self.saver.newest_name,
+            reason=reason,
+        )
         try:
             self.full_disk.write(lambda: self.attempt.say(words), "the last words")
         except StorageFullError as error:

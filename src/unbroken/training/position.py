@@ -16,8 +16,10 @@ from unbroken.frameworks.places import Inventory, unmoved
 from unbroken.frameworks.rng import capture_global_rng
 from unbroken.rundir.tell import tell
 from unbroken.training.parts import Parts
+from unbroken.training.passes import Loop, Pass
 from unbroken.training.replay import (
-    Pass,
+    MADE_FOR_EACH_EVALUATION,
+    MADE_IN_EACH_EPOCH,
     Randomness,
     ResumableBatches,
     Slot,
@@ -28,32 +30,23 @@ from unbroken.training.replay import (
     looks,
 )
 
-_MADE_IN_EACH_EPOCH = (
-    "batches: a loader that was made in the body of an epoch is taken for one that is built anew in each, "
-    "and begins as it was built; if the script keeps it, make it before the loop over epochs"
-)
-_MADE_FOR_EACH_EVALUATION = (
-    "batches: a nested loader that was made in the body of this epoch goes on where it was; if the script "
-    "builds it anew for each evaluation, make it once"
-)
-
 
 class Position:
     """The epoch and the passes. `inside_epoch` is True from the begin of an epoch's body to its end.
 
     What the script did since it entered the run, such as the part of an epoch's body before its batches,
-    was done already: when a pass goes on, all `parts` are put to the checkpoint once more. `at_boundary`
-    is called between two batches of a loop that may take steps. `begins_inside_step` is True after a
+    was done already: when a pass goes on, all `parts` are put to the checkpoint once more. `loop` is set
+    before the first pass, and told of each. `begins_inside_step` is True after a
     restore of gradients that were gathered for a step, until that step is complete. `watch`, if it is set,
     gets the batches of each pass, the identity of its loader's place and whether it is nested in another,
     and returns what hands them out.
     """
 
-    def __init__(self, parts: Parts, at_boundary: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.epoch = 0
         self.inside_epoch = False
         self._parts = parts
-        self._at_boundary = at_boundary
+        self.loop: Loop | None = None
         self._slots: list[Slot] = []
         # Those that were begun inside others since somebody looked at them.
         self._nested: list[Slot] = []
@@ -67,7 +60,7 @@ class Position:
         self._built_before: Inventory | None = None
         # The random states that entering a run that goes on has left.
         self._entered_with: dict[str, object] | None = None
-        self.begins_inside_step = False
+        self.begins_inside_step = self._takes_steps = False
         self.watch: Callable[[Iterator[Any], int, bool], Iterator[Any]] | None = None
         # Set by the first batch since the last step: whether gradients are being gathered by now.
         self._is_gathering: Callable[[], bool] | None = None
@@ -99,7 +92,8 @@ class Position:
         """Note that a step is complete: what was gathered for it has been used."""
         self.begins_inside_step, self._is_gathering = False, None
         for found in self._open():
-            found.has_steps = True
+            found.note_step()
+            found.slot.takes_steps = self._takes_steps = True
 
     def note_part_of_a_step(self) -> None:
         """Note that the script counts a step in which no optimizer has moved: more of it is to come."""
@@ -114,9 +108,14 @@ class Position:
         is_gathering = self._is_gathering
         return self.begins_inside_step or (is_gathering is not None and is_gathering())
 
-    def _note_batch(self, found: Pass) -> None:
+    def note_batch(self, found: Pass) -> None:
+        """Note that a pass has handed out a batch."""
         if self._is_gathering is None:
-            self._is_gathering = (lambda: True) if found.has_steps else self._parts.mark_gradients()
+            self._is_gathering = (lambda: True) if found.steps else self._parts.mark_gradients()
+
+    def trains(self, found: Pass) -> bool:
+        """Tell whether a pass is one that takes steps, as far as is known; another one evaluates."""
+        return not found.is_inner and (found.slot.takes_steps or not self._takes_steps)
 
     def restore(
         self,
@@ -256,7 +255,8 @@ class Position:
 
     def _started(self, slot: Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
         slot.epoch = self.epoch
-        found = Pass(slot, batches, self._at_boundary, self._note_batch, is_inner=is_inner)
+        assert self.loop is not None, "a pass begins before the run was entered"
+        found = Pass(slot, batches, self.loop, is_inner=is_inner)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
 
@@ -384,7 +384,7 @@ class Position:
             slot.is_rebuilt = None if is_of_this_epoch else True
             slot.outlives = [name for name, holder in holders.items() if before.has(holder)]
             if carries_state(held_by(state, lambda name: name not in slot.outlives)):
-                tell(_MADE_FOR_EACH_EVALUATION if is_of_this_epoch else _MADE_IN_EACH_EPOCH)
+                tell(MADE_FOR_EACH_EVALUATION if is_of_this_epoch else MADE_IN_EACH_EPOCH)
         slot.restored = None
         # They have moved on since they were restored themselves.
         in_use = self.generators(without=slot) + self._parts.generators()

@@ -12,6 +12,7 @@ from types import FrameType
 from unbroken.errors import EXIT_RUN_ME_AGAIN
 from unbroken.rundir import layout
 from unbroken.rundir.control import read_stop, take_save_request
+from unbroken.training.memory_guard import MemoryGuard
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -27,11 +28,13 @@ class StopRequested(SystemExit):
 class Requests:
     """Knows whether this run was asked to stop, or to save.
 
-    Signals can only be taken over in the main thread; elsewhere the stop file alone is watched.
+    Signals can only be taken over in the main thread; elsewhere the stop file alone is watched. `guard`
+    asks for itself.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, guard: MemoryGuard | None = None) -> None:
         self._directory = directory
+        self._guard = guard
         # Strings, and one system call each: both are looked for at every step.
         self._stop_file = str(directory / layout.STOP_FILE)
         self._save_file = str(directory / layout.SAVE_NOW_FILE)
@@ -40,7 +43,10 @@ class Requests:
         self._process_id = os.getpid()
 
     def install(self) -> bool:
-        """Take over SIGTERM and SIGINT until `remove`; False if this thread cannot."""
+        """Take over SIGTERM and SIGINT until `remove`; False if this thread cannot.
+
+        Handlers that were there before are called, too.
+        """
         if threading.current_thread() is not threading.main_thread():
             return False
         self._process_id = os.getpid()
@@ -51,8 +57,11 @@ class Requests:
     def remove(self) -> None:
         """Give the signals back to whoever had them."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # One that Python does not know, set in C, cannot be had back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._previous.clear()
+        if self._guard is not None:
+            self._guard.close()
 
     def stop_reason(self) -> str | None:
         """Return why the run should stop, or None."""
@@ -61,10 +70,12 @@ class Requests:
         if os.path.exists(self._stop_file):
             request = read_stop(self._directory)
             return request.reason if request is not None else None
-        return None
+        return self._guard.stop_reason() if self._guard is not None else None
 
     def take_save(self) -> bool:
         """Tell whether a checkpoint was asked for since the last call."""
+        if self._guard is not None and self._guard.take_save():
+            return True
         return os.path.exists(self._save_file) and take_save_request(self._directory)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -80,6 +91,11 @@ class Requests:
             _say(
                 b"unbroken: saving at the end of this step, then stopping; Ctrl-C again interrupts at once\n"
             )
+        earlier = self._previous.get(number)
+        if callable(earlier) and earlier is not signal.default_int_handler:
+            # It may want to end the process: so do we, once the state is saved.
+            with suppress(SystemExit, KeyboardInterrupt):
+                earlier(number, frame)
 
 
 def _say(words: bytes) -> None:

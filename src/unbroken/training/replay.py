@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -20,6 +20,15 @@ from unbroken.training import families
 
 # Whose random numbers a loader's are: those of the stream without us, or those of each sample's position.
 Randomness = Literal["capture", "keyed"]
+
+MADE_IN_EACH_EPOCH = (
+    "batches: a loader that was made in the body of an epoch is taken for one that is built anew in each, "
+    "and begins as it was built; if the script keeps it, make it before the loop over epochs"
+)
+MADE_FOR_EACH_EVALUATION = (
+    "batches: a nested loader that was made in the body of this epoch goes on where it was; if the script "
+    "builds it anew for each evaluation, make it once"
+)
 
 
 def check_randomness(value: Randomness) -> None:
@@ -201,60 +210,6 @@ class ResumableIterable:
         self._stream.check_moves()
 
 
-class Pass:
-    """One pass over a loader, as the iterator that the user's loop holds.
-
-    `at_boundary` is called whenever the loop asks for the next batch: all of its body is done then.
-    `on_batch` is called with this pass when it hands out a batch. `has_steps` once its body took one.
-    """
-
-    def __init__(
-        self,
-        slot: Slot,
-        batches: Iterator[Any],
-        at_boundary: Callable[[], None],
-        on_batch: Callable[[Pass], None],
-        *,
-        is_inner: bool,
-    ) -> None:
-        self.slot = slot
-        self.is_inner = is_inner
-        self.delivered = 0
-        self.is_over = False
-        self.has_steps = False
-        self._is_left = False
-        self._batches = batches
-        self._at_boundary = at_boundary
-        self._on_batch = on_batch
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._is_left:
-            raise UnsupportedStateError(
-                "batches: a loop over batches that began in an earlier epoch, or before the first, goes on",
-                hint="begin and end every loop over run.batches inside the body of the epoch",
-            )
-        if not self.is_inner:
-            self._at_boundary()
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self.is_over = True
-            raise
-        self.delivered += 1
-        if not self.is_inner:
-            self._on_batch(self)
-        return batch
-
-    def leave(self) -> None:
-        """End this pass early, though the script still holds it: its epoch is over."""
-        self.is_over = self._is_left = True
-        if isinstance(self._batches, Generator):
-            self._batches.close()
-
-
 class Batches:
     """The batches of a loader, for one `for` loop or for several: each begins a pass."""
 
@@ -295,7 +250,8 @@ class Slot:
 
     `is_rebuilt`: the script makes a new loader each epoch, so that only what `outlives` it is carried over;
     None as long as nobody can know. One with keyed randomness goes on all the same. `epoch` is that of its
-    latest pass; None if each evaluation builds it. `shared` is what the loader before this one held, too.
+    latest pass; None if each evaluation builds it. `takes_steps`: a pass of this process took one. `shared`
+    is what the loader before this one held, too.
     """
 
     name: str | None = None
@@ -305,6 +261,7 @@ class Slot:
     restored: dict[str, Any] | None = None
     is_rebuilt: bool | None = None
     epoch: int | None = None
+    takes_steps: bool = False
     outlives: Sequence[str] = ()
     shared: list[object] | None = None
     is_told: bool = False

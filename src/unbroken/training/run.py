@@ -16,13 +16,17 @@ from unbroken.state.handlers import Horizon, StateHandler
 from unbroken.training.arguments import choices, encoded_metrics, numbers, plain, policies, run_directory
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.beginning import begin
+from unbroken.training.boundary import Boundary
 from unbroken.training.ending import Ending
 from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDisk, FullDiskPolicy
+from unbroken.training.memory_guard import MemoryGuard, MemoryGuardPolicy, check_policy
+from unbroken.training.micro_batches import MicroBatches
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
 from unbroken.training.preemption import Requests, StopRequested
+from unbroken.training.pulse import Pulse
 from unbroken.training.rehearsing import AtSteps, rehearsal
 from unbroken.training.replay import Batches, Randomness
 from unbroken.training.report import RestoreReport
@@ -64,7 +68,9 @@ class Run:
     Checkpoints are written beside training; with `background=False` training waits. `snapshot` says when
     to copy the state to memory that outlives this process: should it be killed or crash, the newest copy
     becomes a checkpoint. Copies take at most `memory_budget_bytes`. `full_disk` says what to do while the
-    disk is full: "pause" training until there is space, "go-on" without saving, or "fail".
+    disk is full: "pause" training until there is space, "go-on" without saving, or "fail". `memory_guard`
+    says what to do just before memory runs out: "stop" with the state saved, "auto" for that under
+    `unbroken run` and a save elsewhere, or "off".
 
     A final checkpoint is written when the `with` block ends, and one when SIGTERM, SIGINT or
     `unbroken stop` asks to stop: the loop is then left by SystemExit with code 75.
@@ -87,6 +93,7 @@ class Run:
         background: bool = True,
         full_disk: FullDiskPolicy = "pause",
         memory_budget_bytes: int | None = None,
+        memory_guard: MemoryGuardPolicy = "auto",
         handlers: Sequence[StateHandler] = (),
         rename: Mapping[Any, str] | None = None,
         allow: Sequence[str] = (),
@@ -108,6 +115,7 @@ class Run:
         self._snapshot_policies = policies("snapshot", snapshot)
         self._in_background = background
         self._memory_budget_bytes = memory_budget_bytes
+        self._memory_guard = check_policy(memory_guard if plan is None else "off")
         self._full_disk = FullDisk(
             full_disk,
             beat=self._beat,
@@ -127,14 +135,13 @@ class Run:
             non_persistent=non_persistent,
             non_finite=non_finite,
         )
-        self._entered = self._epochs_begun = self._best_recorded = self._boundary_due = False
-        self._blocks_without_saves = 0
+        self._entered = self._epochs_begun = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
         try:
             parts = Parts(self._values, self._handlers, self._choices)
-            self._position = Position(parts, self._between_batches)
+            self._position = Position(parts)
             self._attempt = Attempt(self.directory)
         except UnbrokenError as error:
             say_refused(self.directory, error)
@@ -155,13 +162,14 @@ class Run:
             full_disk=self._full_disk,
             memory_budget_bytes=self._memory_budget_bytes,
         )
+        self._pulse = Pulse(self._attempt.heartbeat, self._state, self._saver)
         self._saves = Saves(
             self._saver,
             self._state.captured,
             policies=self._save_policies,
             snapshots=self._snapshot_policies,
             in_background=self._in_background,
-            beat=self._beat,
+            pulse=self._pulse,
         )
         self._ending = Ending(
             attempt=self._attempt,
@@ -169,11 +177,25 @@ class Run:
             saver=self._saver,
             saves=self._saves,
             full_disk=self._full_disk,
-            beat=self._beat,
+            beat=self._pulse.beat,
         )
         self._rehearsal = rehearsal(self._plan, self._state, self._saver)
         self._unkept = UnkeptWatch(self._values, parts)
-        self._requests = Requests(self.directory)
+        heartbeat, directory = self._attempt.heartbeat, self._attempt.directory
+        guard = MemoryGuard(self._memory_guard, directory, save_seconds=lambda: heartbeat.save_seconds)
+        self._requests = Requests(self.directory, guard)
+        self._boundary = self._position.loop = Boundary(
+            state=self._state,
+            saves=self._saves,
+            ending=self._ending,
+            requests=self._requests,
+            rehearsal=self._rehearsal,
+            unkept=self._unkept,
+            pulse=self._pulse,
+            best_of={policy.metric for policy in self._keep if isinstance(policy, KeepBest)},
+            copies=self._plan is None,
+        )
+        self._micro_batches = MicroBatches(directory)
         try:
             self._begin()
             self._rehearsal.about_to_begin()
@@ -218,13 +240,13 @@ class Run:
             self._position.put_back()
             self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
-            self._position.begin_epoch(epoch)
+            self._boundary.begin_epoch(epoch, count)
             self._rehearsal.about_to_begin()
             yield epoch
             self._rehearsal.at_end_of_body()
             self._position.end_epoch()
             self._log("epoch", epoch=epoch)
-            self._at_boundary()
+            self._boundary.end_epoch()
 
     def batches(
         self, loader: Iterable[Any], *, name: str | None = None, randomness: Randomness = "capture"
@@ -244,6 +266,18 @@ class Run:
         """
         self._check_entered("batches")
         return Batches(lambda: self._position.begin_pass(loader, name, randomness), loader)
+
+    def micro_batches(self, batch: Any) -> Iterator[tuple[Any, float]]:
+        """Yield `(part, share)` for the parts that `batch` is split into: one, until memory has run out.
+
+            for part, share in run.micro_batches(batch):
+                (mean_loss(part) * share).backward()
+
+        After that the supervisor halves them at each restart. The sum of the gradients is that of the
+        whole batch, not to the bit. Raises UsageError for a batch that cannot be split.
+        """
+        self._check_entered("micro_batches")
+        return self._micro_batches.of(batch)
 
     def step(self, **metrics: Any) -> None:
         """Say that one optimizer step is complete.
@@ -268,9 +302,10 @@ class Run:
         self._state.step += 1
         self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
-        self._beat("training")
+        self._pulse.step()
         self._unkept.check()
-        self._when_whole()
+        self._boundary.step()
+        self._boundary.when_whole()
 
     def record(self, **metrics: Any) -> None:
         """Record metrics of the state as it is now, such as `accuracy=` after an evaluation.
@@ -284,15 +319,13 @@ class Run:
         self._rehearsal.evaluating()
         self._log("record", epoch=self._position.epoch, metrics=values)
         self._state.metrics.update(encoded_metrics(values))
-        wanted = {policy.metric for policy in self._keep if isinstance(policy, KeepBest)}
-        self._best_recorded = self._best_recorded or bool(wanted & values.keys())
-        self._boundary_due = self._boundary_due or self._position.is_in_pass
+        self._boundary.record(values.keys())
 
     def save(self) -> None:
         """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
         self._saves.wanted = self._plan is None
-        self._when_whole()
+        self._boundary.when_whole()
 
     @contextmanager
     def without_saves(self) -> Iterator[None]:
@@ -304,28 +337,11 @@ class Run:
             swap_out(averaged_weights)
         """
         self._check_entered("without_saves")
-        self._blocks_without_saves += 1
-        try:
+        with self._boundary.without_saves():
             yield
-        finally:
-            self._blocks_without_saves -= 1
-        if self._boundary_due:
-            self._when_whole()
-
-    def _when_whole(self) -> None:
-        """Act on what is due now, or when the loop over batches has done all of its body."""
-        if self._position.is_in_pass or self._blocks_without_saves:
-            self._boundary_due = True
-        else:
-            self._at_boundary()
-
-    def _between_batches(self) -> None:
-        # Inside a step it waits for the step: nobody but the script knows how far that is.
-        if self._boundary_due and not self._blocks_without_saves and not self._position.is_inside_step():
-            self._at_boundary()
 
     def _begin(self) -> None:
-        self._beat("restoring")
+        self._pulse.beat("restoring")
         self.restored, lines = begin(
             self._attempt,
             self._state,
@@ -337,30 +353,14 @@ class Run:
         tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
-        self._beat("training")
-
-    def _at_boundary(self) -> None:
-        """Act on what is due where the state is whole: failed saves, requests, policies."""
-        self._boundary_due = False
-        self._rehearsal.at_boundary()
-        self._saver.raise_failure()
-        reason = self._requests.stop_reason()
-        if reason is not None:
-            self._unkept.tell()
-            self._ending.stop(reason)
-        is_of_this_state = self._position.is_in_pass or not self._position.inside_epoch
-        if self._requests.take_save() or (self._best_recorded and is_of_this_state):
-            self._saves.wanted = True
-        if self._saves.take_if_due(*self._state.progress()):
-            self._best_recorded = False
-        self._rehearsal.past_boundary()
+        self._pulse.beat("training")
 
     def _log(self, kind: str, **fields: Any) -> None:
         step, journal = self.step_count, self._attempt.journal
         self._full_disk.write(lambda: journal.append(kind, step=step, **fields), "the journal")
 
     def _beat(self, phase: str) -> None:
-        self._attempt.beat(phase, self.step_count, self._saver.newest_step)
+        self._pulse.beat(phase)
 
     def _close(self) -> None:
         with closing(self._attempt), closing(self._saver), closing(self._unkept), closing(self._rehearsal):

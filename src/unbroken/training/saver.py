@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +55,7 @@ class Saver:
         self._slots = [Slot() for _ in range(2 if keeps_snapshots else 1)]
         self._sequence = 0
         self._blocked: str | None = None
+        self._save_began = 0.0
         self._committed_sequence = 0
         self._newest: Committed | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unbroken-saver")
@@ -68,6 +70,11 @@ class Saver:
     def newest_step(self) -> int:
         """Its step, or -1 if there is none."""
         return -1 if self._newest is None else self._newest.step
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether a copy becomes a checkpoint when this process fails."""
+        return self._keeps_snapshots
 
     @property
     def is_writing(self) -> bool:
@@ -94,6 +101,7 @@ class Saver:
 
         Raises SaveFailedError if the save before this one failed.
         """
+        self._save_began = time.monotonic()
         self.wait()
         slot = self._free_slot()
         self._fill(slot, description, table)
@@ -145,19 +153,33 @@ class Saver:
 
     def wait_for_the_last(self) -> None:
         """The same at the end of training, where to go on without saving would lose the state."""
-        if not self.wait():
+        self._check_last(self.wait())
+
+    def write_copy(self) -> None:
+        """Write the copy that was made last, if it is newer than all checkpoints, and wait as above."""
+        self._check_last(self.write_left())
+
+    def _check_last(self, is_written: bool) -> None:
+        if not is_written:
             raise SaveFailedError(
                 f"{self._directory}: the last state could not be saved, the disk is full",
                 hint="free space, then start the run again: it goes on from the last checkpoint",
             )
 
-    def write_left(self) -> None:
-        """Make a checkpoint of the newest snapshot, if it is newer than all checkpoints."""
-        self.wait()
+    @property
+    def has_newer_copy(self) -> bool:
+        """Whether a copy in memory is newer than all checkpoints, those being written aside."""
+        return max(slot.sequence for slot in self._slots) > self._committed_sequence
+
+    def write_left(self) -> bool:
+        """Make a checkpoint of the newest snapshot, if it is newer than all; return as `wait` does."""
+        is_written = self.wait()
         newest = max(self._slots, key=lambda slot: slot.sequence)
         if newest.sequence > self._committed_sequence:
+            self._save_began = time.monotonic()
             self._begin_write(newest)
-            self.wait()
+            is_written = self.wait()
+        return is_written
 
     def close(self) -> None:
         """End thread and process; what is being written is finished first."""
@@ -229,6 +251,7 @@ class Saver:
             self._note("save-failed", error=error.kind, message=error.message)
             raise
         self._newest = committed
+        self._attempt.heartbeat.save_seconds = time.monotonic() - self._save_began
         self._committed_sequence = max(self._committed_sequence, slot.sequence)
         self._note("saved", step=committed.step, checkpoint=committed.name)
         if committed.not_finite:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from unbroken.checkpoint.snapshot import Description
 from unbroken.state.table import TensorTable
+from unbroken.training.pulse import Pulse
 from unbroken.training.save_policy import Due, SavePolicy
 from unbroken.training.saver import Saver
 
@@ -25,7 +26,7 @@ class Saves:
         policies: Sequence[SavePolicy],
         snapshots: Sequence[SavePolicy],
         in_background: bool,
-        beat: Callable[[str], None],
+        pulse: Pulse,
     ) -> None:
         self.wanted = False
         self._is_prepared = False
@@ -34,7 +35,7 @@ class Saves:
         self._due = Due(policies)
         self._snapshot_due = Due(snapshots)
         self._in_background = in_background
-        self._beat = beat
+        self._pulse = pulse
 
     def taken(self, step: int, epochs: int) -> None:
         """Note that the state at `step`, after `epochs` whole epochs, is kept."""
@@ -60,14 +61,25 @@ class Saves:
 
     def save(self, step: int, epochs: int) -> None:
         """Save the state of now. Raises SaveFailedError if the save before this one failed."""
-        self._beat("saving")
+        before = self._pulse.phase
+        self._pulse.beat("saving")
         self._is_prepared = True
         with without_collecting():
             self._saver.save(*self._capture())
         if not self._in_background:
             self._saver.wait()
-        self._beat("training")
+        self._pulse.beat(before)
         self.taken(step, epochs)
+
+    def copy(self) -> bool:
+        """Copy the state of now, to be written should it be wanted; False if there is no room just now."""
+        self._is_prepared = True
+        with without_collecting():
+            return self._saver.snapshot(*self._capture())
+
+    def raise_failure(self) -> None:
+        """Raise SaveFailedError if a save in the background has failed."""
+        self._saver.raise_failure()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from unbroken.frameworks.torch.loader_checks import (
     check_supported_stream,
     stream_fingerprint,
 )
-from unbroken.frameworks.torch.worker_side import parent_of_workers
+from unbroken.frameworks.torch.worker_side import iterator_of, parent_of_workers
 from unbroken.rundir.tell import tell
 
 _State = dict[str, Any]
@@ -217,10 +217,10 @@ class ResumableIterableLoader:
 
     def _open(self, plan: StreamPlan, *, stands_in: bool) -> Iterator[StreamEnvelope]:
         if self._copy is not None and self._loader.persistent_workers:
-            return cast("Iterator[StreamEnvelope]", DataLoader.__iter__(self._copy.loader))
+            return cast("Iterator[StreamEnvelope]", iterator_of(self._copy.loader))
         if not stands_in:
             self._copy = self._make_copy(plan, self._loader.generator)
-            return cast("Iterator[StreamEnvelope]", DataLoader.__iter__(self._copy.loader))
+            return cast("Iterator[StreamEnvelope]", iterator_of(self._copy.loader))
         # Workers that stand in for ones that lived on start from what those started from: the same base seed,
         # drawn aside because it was drawn in an earlier epoch, and the same dataset.
         assert self._workers_start is not None
@@ -229,7 +229,7 @@ class ResumableIterableLoader:
         generator.set_state(torch_state(self._workers_start["base_seed_state"]))
         self._held.restore(self._workers_start["generators"])
         self._copy = self._make_copy(plan, generator)
-        iterator = DataLoader.__iter__(self._copy.loader)
+        iterator = iterator_of(self._copy.loader)
         epoch_start.apply(self._held, now)
         return cast("Iterator[StreamEnvelope]", iterator)
 

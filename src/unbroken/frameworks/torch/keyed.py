@@ -41,7 +41,7 @@ from unbroken.frameworks.torch.loader_checks import (
     differences,
     fingerprint,
 )
-from unbroken.frameworks.torch.worker_side import parent_of_workers, prepare_worker, refuse_late
+from unbroken.frameworks.torch.worker_side import iterator_of, parent_of_workers, prepare_worker, refuse_late
 from unbroken.rundir.tell import tell
 
 
@@ -172,7 +172,7 @@ class KeyedLoader:
             self._copy = self._make_copy()
         twin, source = self._copy
         source.begin(place)
-        return cast("Iterator[Any]", DataLoader.__iter__(twin))
+        return iterator_of(twin)
 
     def _make_copy(self) -> tuple[DataLoader[Any], _Batches]:
         loader = self._loader

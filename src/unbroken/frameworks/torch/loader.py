@@ -27,7 +27,7 @@ from unbroken.frameworks.rng import torch_state
 from unbroken.frameworks.torch.index_stream import IndexPlan, IndexSource, IndexStream
 from unbroken.frameworks.torch.loader_checks import check_supported, check_wish
 from unbroken.frameworks.torch.order import Order
-from unbroken.frameworks.torch.worker_side import Envelope, WorkerSide, parent_of_workers
+from unbroken.frameworks.torch.worker_side import Envelope, WorkerSide, iterator_of, parent_of_workers
 
 _State = dict[str, Any]
 
@@ -251,7 +251,7 @@ class ResumableLoader:
         if self._copy is None or not self._loader.persistent_workers:
             self._copy = self._make_copy(stands_in=plan.once_workers_run is not None)
         self._copy.source.begin(plan)
-        envelopes = DataLoader.__iter__(self._copy.loader)
+        envelopes = iterator_of(self._copy.loader)
         return _Iteration(cast("Iterator[Envelope]", envelopes), self._copy.source.stream)
 
     def _make_copy(self, *, stands_in: bool) -> _Copy:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, get_worker_info
@@ -154,14 +158,62 @@ def prepare_worker(
     """Make this process a worker of the user's loader: bound to its parent, with the user's init run."""
     if parent is not None:
         _die_with(parent)
-    # Ctrl-C in a terminal reaches the whole process group; the trainer alone decides what it means, and
-    # may still want the batches in flight.
+    # Ctrl-C in a terminal, and the signal of many a scheduler, reaches the whole process group; the trainer
+    # alone decides what it means, and may still want the batches in flight. Dead workers end it at once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _outlive_sigterm(os.getpid())
     # The user's function expects the dataset there, to give it a generator for instance. The class
     # refuses plain assignment, also where it is no frozen dataclass.
     object.__setattr__(get_worker_info(), "dataset", dataset)
     if worker_init_fn is not None:
         worker_init_fn(worker)
+
+
+def iterator_of(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begin a pass of torch's own over `loader`, whose workers `prepare_worker` prepares."""
+    iterator = DataLoader.__iter__(loader)
+    for worker in getattr(iterator, "_workers", ()):
+        _PREPARED.add(worker)
+    return iterator
+
+
+def _outlive_sigterm(worker: int) -> None:
+    def on_sigterm(number: int, _: FrameType | None) -> None:
+        if os.getpid() != worker:
+            # A process that reading a sample has forked is none of ours.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    # A handler, for what a worker starts would inherit that the signal is ignored, and could not be ended.
+    signal.signal(signal.SIGTERM, on_sigterm)
+    # Libraries in C may not expect that their reading is interrupted.
+    signal.siginterrupt(signal.SIGTERM, False)
+
+
+class _Workers:
+    """Workers that outlive SIGTERM, by which Python ends its children as it exits; it waits for them then."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+        self._parent: int | None = None
+
+    def add(self, worker: BaseProcess) -> None:
+        if self._parent != os.getpid():
+            # Later than that of multiprocessing, and so called before it.
+            self._parent = os.getpid()
+            self._found.clear()
+            atexit.register(self._end, self._parent)
+        self._found.add(worker)
+
+    def _end(self, parent: int) -> None:
+        # A forked child has inherited the list, and the call; the workers are not its own.
+        if parent == os.getpid():
+            for worker in self._found:
+                if worker.is_alive():
+                    worker.kill()
+
+
+_PREPARED = _Workers()
 
 
 def _die_with(parent: int) -> None:
