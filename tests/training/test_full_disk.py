@@ -13,7 +13,7 @@ import pytest
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.cli.status import describe_run
+from unbroken.cli.describe import describe_run
 from unbroken.errors import StorageFullError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import Beat, read_heartbeat

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir.last_words import LastWords
-from unbroken.training import resume
+from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
@@ -42,6 +42,7 @@ def begin(
             config=state.config,
         )
         lines = restored.lines()
+    lines += micro_batches.in_words()
     attempt.journal.append(
         "began",
         step=state.step,

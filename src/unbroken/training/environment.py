@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.training.configuration import ChangedValue, differences_of
+from unbroken.training.micro_batches import halvings_wanted
 from unbroken.training.repository import repository
 
 # Variables that libraries take their threads, devices, kernels and seeds from. None holds a secret.
@@ -63,6 +64,7 @@ HAZARDS = frozenset(
         "float32_matmul_precision",
         "float32_precision",
         "world_size",
+        "micro_batches",
         "variables",
         "git.commit",
         "git.changes",
@@ -97,6 +99,8 @@ def environment() -> dict[str, object]:
         "variables": {name: _text(os.environ[name]) for name in VARIABLES if name in os.environ},
         "rank": _number("RANK", 0),
         "world_size": _number("WORLD_SIZE", 1),
+        # In how many parts a batch is computed, where the script can split it.
+        "micro_batches": 2 ** halvings_wanted(),
         "git": repository(_places()),
     }
     for name in _VERSIONED:
