@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from unbroken.supervisor.causes import cause_of
 from unbroken.supervisor.restart_policy import Decision, Ended, RestartPolicy, decide
-from unbroken.supervisor.verdict import Confidence, Outcome, Verdict
+from unbroken.supervisor.verdict import Cause, Confidence, Outcome, Verdict
 
 POLICY = RestartPolicy()
 
@@ -16,6 +17,7 @@ def ended(
     outcome: Outcome = "failed",
     *,
     kind: str = "RuntimeError",
+    cause: Cause = "",
     message: str = "",
     confidence: Confidence = "certain",
     is_saved: bool = False,
@@ -26,6 +28,7 @@ def ended(
     checkpoint: str | None = None,
     hint: str = "",
     exit_code: int = 0,
+    step: int | None = None,
 ) -> Ended:
     return Ended(
         verdict=Verdict(
@@ -33,6 +36,7 @@ def ended(
             confidence=confidence,
             evidence=("seen",),
             kind=kind,
+            cause=cause or cause_of(kind, message),
             message=message,
             is_saved=is_saved,
             hint=hint,
@@ -43,6 +47,7 @@ def ended(
         has_words=has_words,
         made_step=made_step,
         checkpoint=checkpoint,
+        step=step,
     )
 
 
@@ -105,6 +110,11 @@ def test_an_exception_of_the_outside_world_is_restarted_even_before_the_first_st
     assert after(ended(kind="ConnectionResetError", made_step=False)).action == "restart"
     assert after(ended(kind="urllib.error.URLError", made_step=False)).action == "restart"
     assert after(ended(kind="FileNotFoundError", made_step=False)).action == "hold"
+    typo = ended(kind="OSError", message="gtp2 is not a valid model identifier", made_step=False)
+    assert after(typo).action == "hold"
+    assert (
+        after(ended(kind="HTTPError", message="HTTP Error 404: Not Found", made_step=False)).action == "hold"
+    )
 
 
 def test_an_exit_code_alone_is_no_proof_of_a_typo() -> None:
@@ -230,3 +240,81 @@ def test_whatever_is_decided_the_hint_of_the_last_attempt_goes_with_it(
 ) -> None:
     decision = after(*history, policy=policy)
     assert (decision.action, decision.hint) == (action, "do this")
+
+
+def test_a_run_that_fails_at_the_same_step_is_held_naming_it_and_one_that_gets_farther_goes_on() -> None:
+    at_seven = after(ended(step=7), ended(step=7))
+    assert at_seven.action == "hold"
+    assert "2 times in a row at step 7" in at_seven.reason
+    assert after(*[ended(step=step) for step in (10, 20, 30, 40)]).action == "restart"
+    # Not farther than before.
+    assert after(ended(step=20), ended(step=30), ended(step=25)).action == "hold"
+    # Getting farther has its limit too, without a checkpoint.
+    assert after(*[ended(step=step) for step in (10, 20, 30, 40, 50, 60)]).action == "hold"
+
+
+def test_two_failures_before_the_first_step_are_enough() -> None:
+    early: dict[str, Any] = {"made_step": False}
+    first, second = ended("signalled", kind="SIGSEGV", **early), ended("killed", kind="SIGKILL", **early)
+    assert after(first).action == "restart"
+    held = after(first, second)
+    assert held.action == "hold"
+    assert "2 times before its first step" in held.reason
+    assert after(first, second, ended("killed")).action == "restart"
+    # A command without the library reports no steps.
+    without: dict[str, Any] = {"made_step": False, "has_words": False}
+    assert after(ended("signalled", **without), ended("killed", **without)).action == "restart"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "allowed"),
+    [
+        ("killed", "memory", 1),
+        ("failed", "memory", 1),
+        ("failed", "device-memory", 1),
+        ("signalled", "shared-memory", 1),
+        ("failed", "read-only", 1),
+        ("hung", "", 1),
+        ("lost", "", 2),
+        ("failed", "device", 2),
+        ("failed", "collective", 2),
+        ("failed", "network", 20),
+        ("failed", "disk-full", 20),
+        ("failed", "storage", 20),
+    ],
+)
+def test_what_may_pass_by_itself_is_tried_longer_than_what_is_the_runs_own_fault(
+    outcome: Outcome, cause: Cause, allowed: int
+) -> None:
+    patient = RestartPolicy(max_starts_per_hour=1000)
+    same = [ended(outcome, cause=cause)] * (allowed + 1)
+    assert after(*same[:-1], policy=patient).action == "restart"
+    assert after(*same, policy=patient).action == "hold"
+
+
+@pytest.mark.parametrize("cause", ["memory", "device-memory", "network", "disk-full"])
+def test_what_runs_out_before_the_first_step_is_no_typo(cause: Cause) -> None:
+    assert after(ended(cause=cause, made_step=False)).action == "restart"
+
+
+def test_failures_of_the_network_and_of_the_script_have_budgets_of_their_own() -> None:
+    network = [ended(cause="network")] * 10
+    assert after(*network, *different(5)).action == "restart"
+    assert after(*different(5), *network).action == "restart"
+    assert after(*network, *different(6)).action == "hold"
+
+
+def test_a_machine_that_was_started_again_costs_nothing_until_it_leads_nowhere() -> None:
+    boot = ended("lost", cause="reboot")
+    decision = after(*different(2), boot)
+    assert (decision.action, decision.delay_seconds) == ("restart", 0.0)
+    assert after(*different(4), boot, ended("killed")).action == "restart"
+    held = after(boot, boot, boot, boot)
+    assert held.action == "hold"
+    assert "started again 4 times" in held.reason
+    moving = [ended("lost", cause="reboot", checkpoint=f"step-0000000{n}") for n in range(1, 8)]
+    assert after(*moving).action == "restart"
+
+
+def test_the_pause_after_failures_of_all_kinds_grows_with_each() -> None:
+    assert after(*different(2), ended(cause="network")).delay_seconds == 4.0

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from unbroken.rundir.processes import ProcessStat, read_stat
 
@@ -65,14 +66,26 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], output: Pat
     )
 
 
+class Cell(Protocol):
+    """A group of processes that the kernel keeps: nothing started inside of it gets out."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to all that is in it."""
+
+    def is_empty(self) -> bool:
+        """Tell whether no living process is in it."""
+
+
 class ProcessTree:
     """The process `leader` that this process started, and everything that came out of it.
 
-    Invariant: this process has no children but those of one tree, and it alone waits for them.
+    Invariant: this process has no children but those of one tree, and it alone waits for them. If all of
+    the tree is in a `cell`, that must be empty too before the tree counts as ended.
     """
 
-    def __init__(self, leader: int) -> None:
+    def __init__(self, leader: int, cell: Cell | None = None) -> None:
         self.leader = leader
+        self._cell = cell
         self.wait_status: int | None = None
         self._asked: set[tuple[int, int]] = set()
 
@@ -118,18 +131,31 @@ class ProcessTree:
         if self._wait_empty(signal.SIGTERM, term_seconds) or self._wait_empty(signal.SIGKILL, kill_seconds):
             return []
         # Without the proof there is something, even where /proc does not show it to us.
-        return [str(member) for member in self.members()] or ["a process that cannot be seen"]
+        return [_described(member) for member in self.members()] or ["a process that cannot be seen"]
 
     def _wait_empty(self, number: signal.Signals, seconds: float) -> bool:
         until = time.monotonic() + seconds
         signalled: set[tuple[int, int]] = set()
-        while not self.collect():
+        while not (self.collect() and (self._cell is None or self._cell.is_empty())):
             if time.monotonic() >= until:
                 return False
+            if self._cell is not None and number == signal.SIGKILL:
+                self._cell.kill()
             # Again and again: a process may have been forked while we looked at the others.
             _signal_once(_descendants(os.getpid()), number, signalled)
             time.sleep(_LOOK_AGAIN_SECONDS)
         return True
+
+
+def _described(member: ProcessStat) -> str:
+    """Return it in words, with what it waits for in the kernel if nothing ends it until that comes."""
+    if member.state != "D":
+        return str(member)
+    try:
+        where = Path(f"/proc/{member.process_id}/wchan").read_text().strip()
+    except OSError:
+        where = ""
+    return f"{member}, which waits in {where}" if where not in ("", "0") else str(member)
 
 
 def _signal_once(members: Sequence[ProcessStat], number: signal.Signals, done: set[tuple[int, int]]) -> None:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from unbroken.checkpoint.listing import list_names
+from unbroken.errors import StorageError
 from unbroken.rundir import layout
 from unbroken.storage.local import LocalStorage
+from unbroken.supervisor.records import say
 
 
 def newest_listed(directory: Path) -> str | None:
     """Return the newest name in the run's checkpoint folder, whether it is intact or not, or None."""
     names = list_names(LocalStorage(directory))
     return names[-1] if names else None
+
+
+def newest_or(directory: Path, otherwise: str | None) -> str | None:
+    """Return `newest_listed`, but `otherwise`, and say so, if the folder cannot be listed just now."""
+    try:
+        return newest_listed(directory)
+    except StorageError as error:
+        say(f"whether there is a newer checkpoint is not known: {error.message}")
+        return otherwise
 
 
 def newest_verified(directory: Path) -> str | None:

@@ -8,17 +8,24 @@ The rules, in their order:
 3.  What said that a restart cannot help, or could not be started, is held.
 4.  More than `max_starts_per_hour` starts in an hour, for any reason, or more than `max_restarts`
     in all: held.
-5.  State saved without our asking ("run me again", a preemption): restarted at once, free of
-    charge. `max_free_stops` times in a row without a newer checkpoint: handed over to whatever
-    started us, since starting it again here leads nowhere.
+    Before all that follows: where memory ran out and the script can split its batches, it is started
+    again at once with smaller parts, down to single samples.
+5.  State saved without our asking ("run me again", a preemption), or a machine that was started
+    again: restarted at once, free of charge. `max_free_stops` times in a row without a newer
+    checkpoint: handed over to whatever started us, or held where it is the machine that restarts,
+    since starting it again here leads nowhere.
 6.  A plain exception while nothing in this run ever worked (no checkpoint, no step) is a typo, a
-    missing module or a wrong path: held after the first time. Not so for exceptions that name
-    the outside world (`_MAY_PASS`), which get the ordinary treatment. A command without our library
+    missing module or a wrong path: held after the first time. Not so where something ran out or the
+    outside world was behind it, which gets the ordinary treatment. A command without our library
     reports no steps; if it lived for `startup_seconds` it counts as having worked.
-7.  The same fingerprint in a row without a newer checkpoint: held, for exceptions the second time,
-    for signals and a silent end, which the outside world may cause, the third time.
-8.  More than `max_failures` failures without a newer checkpoint: held.
-9.  Else restarted, after a pause that doubles with each failure in a row.
+7.  `max_without_step` failures before a first step, of a run that reports its steps: held.
+8.  The same fingerprint in a row without a newer checkpoint, and no step farther than before: held.
+    For exceptions, hangs and want of memory the second time; the third time for signals, a silent
+    end, devices and connections between ranks, which may be by chance.
+9.  Too many failures without a newer checkpoint: held. Those of the network and of disks, which
+    others have to mend, have a budget of their own (`max_infrastructure_failures`) and no rule 8;
+    so have those of devices and connections between ranks. All others share `max_failures`.
+10. Else restarted, after a pause that doubles with each failure in a row.
 
 Only a newer verified checkpoint makes failures forgotten; a start that succeeds proves nothing.
 """
@@ -31,33 +38,19 @@ from typing import Literal, TypeAlias
 
 from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_RUN_ME_AGAIN
 from unbroken.supervisor.progress import is_newer
-from unbroken.supervisor.verdict import Verdict
+from unbroken.supervisor.verdict import Cause, Verdict
 
 Action: TypeAlias = Literal["restart", "hold", "done", "stopped", "hand-over"]
 
 EXIT_TERMINATED = 143
 _HOUR_SECONDS = 3600.0
 _FINAL = ("refused", "not-started", "unkillable")
-_MAY_PASS = frozenset(
-    {
-        "BlockingIOError",
-        "BrokenPipeError",
-        "ConnectionAbortedError",
-        "ConnectionError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "HTTPError",
-        "InterruptedError",
-        "OSError",
-        "TimeoutError",
-        "URLError",
-        # Kinds of our own errors that ask for another try.
-        "retryable",
-        "save-failed",
-        "storage",
-        "storage-full",
-    }
-)
+# Whoever mends these needs time, and it is no fault of the run.
+_PATIENT: frozenset[Cause] = frozenset({"disk-full", "network", "storage"})
+_BY_CHANCE: frozenset[Cause] = frozenset({"collective", "device"})
+_INFRASTRUCTURE = _PATIENT | _BY_CHANCE
+_MEMORY: frozenset[Cause] = frozenset({"device-memory", "memory", "shared-memory"})
+_FREE: frozenset[Cause] = frozenset({"preemption", "reboot"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +60,13 @@ class RestartPolicy:
     base_seconds: float = 1.0
     cap_seconds: float = 600.0
     max_failures: int = 5
+    max_infrastructure_failures: int = 20
     max_starts_per_hour: int = 20
     max_restarts: int | None = None
     max_free_stops: int = 3
     max_same_exception: int = 2
     max_same_signal: int = 3
+    max_without_step: int = 2
     startup_seconds: float = 60.0
 
 
@@ -80,7 +75,9 @@ class Ended:
     """An attempt that ended. `checkpoint` is the newest verified one of the run after it.
 
     `started_seconds` is of a clock that never goes back. `has_words` tells that our library ran in
-    it, `made_step` that it completed a step.
+    it, `made_step` that it completed a step; `step` is its last, None if that is not known. `parts` is
+    set if memory ran out and the next attempt will split its batches into that many parts, more than
+    this one did.
     """
 
     verdict: Verdict
@@ -89,6 +86,8 @@ class Ended:
     has_words: bool
     made_step: bool
     checkpoint: str | None
+    step: int | None = None
+    parts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +123,12 @@ def decide(
     decision = (
         _end(last, is_stop_asked)
         or _over_budget(history, policy, now_seconds)
+        or _smaller_parts(history[-1])
         or _after_free_stop(streak, policy)
         or _never_worked(history, policy)
+        or _without_step(history, policy)
         or _repeats(streak, policy)
+        or _spent(streak, policy)
         or _restart(streak, policy, random)
     )
     return replace(decision, hint=last.hint)
@@ -167,27 +169,55 @@ def _over_budget(history: Sequence[Ended], policy: RestartPolicy, now_seconds: f
     return None
 
 
-def _after_free_stop(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
-    if streak[-1].verdict.outcome != "stopped":
+def _smaller_parts(last: Ended) -> Decision | None:
+    # What follows is not the same again, also where nothing has worked yet; one sample is the end of it.
+    if last.parts is None:
         return None
-    stops = _equal_at_end([ended.verdict.outcome for ended in streak])
-    if stops > policy.max_free_stops:
+    return Decision(
+        action="restart", reason=f"memory ran out; now each batch is computed in {last.parts} parts"
+    )
+
+
+def _after_free_stop(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
+    last = streak[-1].verdict
+    if not _is_free(last):
+        return None
+    row = _equal_at_end([_is_free(ended.verdict) for ended in streak])
+    is_machine = last.cause == "reboot"
+    if row > policy.max_free_stops and is_machine:
+        return hold(f"this machine was started again {row} times in a row without a newer checkpoint")
+    if row > policy.max_free_stops:
         return Decision(
             action="hand-over",
-            reason=f"it stopped by itself {stops} times in a row without a newer checkpoint",
+            reason=f"it stopped by itself {row} times in a row without a newer checkpoint",
             exit_code=EXIT_RUN_ME_AGAIN,
         )
+    if is_machine:
+        return Decision(action="restart", reason="the machine was started again, no fault of the run")
     return Decision(action="restart", reason="its state is saved, and nobody asked it to stop")
 
 
 def _never_worked(history: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
-    last = history[-1]
-    is_exception = last.verdict.outcome == "failed" and last.verdict.confidence != "unknown"
-    if not is_exception or last.verdict.kind.rpartition(".")[2] in _MAY_PASS:
+    last = history[-1].verdict
+    is_exception = last.outcome == "failed" and last.confidence != "unknown"
+    if not is_exception or last.cause in _INFRASTRUCTURE | _MEMORY:
         return None
     if any(_has_worked(ended, policy) for ended in history):
         return None
     return hold("it failed before its first step, and would again")
+
+
+def _without_step(history: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
+    last = history[-1]
+    # Without our library nobody knows of steps; the ordinary limits must do.
+    if not last.has_words or last.verdict.cause in _PATIENT:
+        return None
+    if any(_has_worked(ended, policy) for ended in history):
+        return None
+    failures = _failures(history)
+    if failures < policy.max_without_step:
+        return None
+    return hold(f"it ended {failures} times before its first step")
 
 
 def _has_worked(ended: Ended, policy: RestartPolicy) -> bool:
@@ -196,24 +226,55 @@ def _has_worked(ended: Ended, policy: RestartPolicy) -> bool:
 
 
 def _repeats(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
-    last = streak[-1].verdict
-    same = _equal_at_end([ended.verdict.fingerprint for ended in streak])
-    limit = policy.max_same_exception if last.outcome == "failed" else policy.max_same_signal
-    if same >= limit:
-        return hold(f"it ended the same way {same} times in a row without a newer checkpoint")
-    failures = _failures(streak)
-    if failures > policy.max_failures:
-        return hold(f"{failures} failures without a newer checkpoint")
-    return None
+    last = streak[-1]
+    if last.verdict.cause in _PATIENT:
+        return None
+    same = _same_at_end(streak)
+    if same < _same_limit(last.verdict, policy):
+        return None
+    where = f" at step {last.step}" if last.step is not None else ""
+    cause = f" ({last.verdict.cause})" if last.verdict.cause else ""
+    return hold(f"it ended the same way {same} times in a row{where} without a newer checkpoint{cause}")
+
+
+def _same_limit(verdict: Verdict, policy: RestartPolicy) -> int:
+    if verdict.cause in _BY_CHANCE:
+        return policy.max_same_signal
+    is_surely_again = verdict.outcome in ("failed", "hung") or verdict.cause in _MEMORY
+    return policy.max_same_exception if is_surely_again else policy.max_same_signal
+
+
+def _same_at_end(streak: Sequence[Ended]) -> int:
+    """Return how many of the last attempts ended alike, since one got farther than those before it."""
+    row = _equal_at_end([ended.verdict.fingerprint for ended in streak])
+    count, farthest = 0, None
+    for ended in streak[len(streak) - row :]:
+        is_farther = ended.step is not None and farthest is not None and ended.step > farthest
+        count = 1 if is_farther else count + 1
+        farthest = ended.step if farthest is None or is_farther else farthest
+    return count
+
+
+def _spent(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
+    failures, allowed = _budget(streak, policy)
+    return hold(f"{failures} failures without a newer checkpoint") if failures > allowed else None
+
+
+def _budget(streak: Sequence[Ended], policy: RestartPolicy) -> tuple[int, int]:
+    """Return how many failures of the last one's kind there were, and how many are allowed."""
+    is_infrastructure = streak[-1].verdict.cause in _INFRASTRUCTURE
+    alike = [ended for ended in streak if (ended.verdict.cause in _INFRASTRUCTURE) == is_infrastructure]
+    allowed = policy.max_infrastructure_failures if is_infrastructure else policy.max_failures
+    return _failures(alike), allowed
 
 
 def _restart(streak: Sequence[Ended], policy: RestartPolicy, random: float) -> Decision:
-    failures = _failures(streak)
     # The exponent is bounded: a large enough one is no float any more.
-    pause = min(policy.cap_seconds, policy.base_seconds * 2.0 ** min(failures - 1, 60))
+    pause = min(policy.cap_seconds, policy.base_seconds * 2.0 ** min(_failures(streak) - 1, 60))
+    failures, allowed = _budget(streak, policy)
     return Decision(
         action="restart",
-        reason=f"failure {failures} of {policy.max_failures} allowed without a newer checkpoint",
+        reason=f"failure {failures} of {allowed} allowed without a newer checkpoint",
         delay_seconds=pause * (0.5 + random / 2),
     )
 
@@ -228,7 +289,11 @@ def _since_progress(history: Sequence[Ended], first_checkpoint: str | None) -> S
 
 
 def _failures(streak: Sequence[Ended]) -> int:
-    return sum(ended.verdict.outcome != "stopped" for ended in streak)
+    return sum(not _is_free(ended.verdict) for ended in streak)
+
+
+def _is_free(verdict: Verdict) -> bool:
+    return verdict.outcome == "stopped" or verdict.cause in _FREE
 
 
 def _equal_at_end(values: Sequence[object]) -> int:
