@@ -8,12 +8,20 @@ import pty
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
+from unbroken.rundir.control import read_stop
 from unbroken.rundir.heartbeat import read_heartbeat
+from unbroken.rundir.last_words import LastWords
+from unbroken.supervisor.asking import is_file_enough
+from unbroken.supervisor.stopping import StopWatch
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from .conftest import Bench
 
@@ -259,6 +267,122 @@ def test_closing_the_terminal_ends_the_view_and_not_the_run(bench: Bench, traini
     bench.until(lambda: bench_step(bench) > step)
     assert bench.state()["state"] == "running"
     assert bench.cli("stop", "it").returncode == 0
+
+
+LAUNCHER = """
+import os, signal, subprocess, sys
+# Like torchrun, it passes SIGTERM on and kills after a time of its own; here that is none at all.
+child = subprocess.Popen([sys.executable, *sys.argv[1:]])
+signal.signal(signal.SIGTERM, lambda *_: child.kill())
+child.wait()
+sys.exit(1)
+"""
+
+
+def test_a_launcher_gets_the_signal_only_when_the_training_below_it_has_saved(
+    bench: Bench, training: str
+) -> None:
+    launcher = bench.script("launcher.py", LAUNCHER)
+    text = (bench.place / "train.py").read_text()
+    stopped = 'write_last_words(here, LastWords(ending="stopped"'
+    bench.script("train.py", text.replace(stopped, f"time.sleep(1.5)\n{stopped}"))
+    viewer = bench.start("run", "--name", "it", "--", sys.executable, launcher, training)
+    bench.until(lambda: "training" in bench.output())
+    assert bench.cli("stop", "it").returncode == 0
+    assert end(viewer)[0] == 75
+    assert "saved" in bench.output()
+
+
+@pytest.mark.chaos
+def test_torchrun_does_not_cut_the_save_of_its_ranks(bench: Bench, training: str) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    text = (bench.place / "train.py").read_text()
+    # Both ranks take three seconds to save, and torchrun would wait one; the first rank speaks for both.
+    stopped = 'write_last_words(here, LastWords(ending="stopped"'
+    text = text.replace(stopped, f"time.sleep(3)\n{stopped}")
+    text = text.replace(
+        'here / "heartbeat"', 'here / ("heartbeat" + os.environ["RANK"] * int(os.environ["RANK"]))'
+    )
+    text = text.replace('print("saved"', 'print("saved by rank", os.environ["RANK"]')
+    bench.script("train.py", text)
+    bench.environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    viewer = bench.start("run", "--name", "it", "--", *torchrun, training)
+    bench.until(lambda: bench.output().count("training") == 2, seconds=90)
+    assert bench.cli("stop", "it").returncode == 0
+    assert end(viewer)[0] == 75
+    assert all(f"saved by rank {rank}\n" in bench.output() for rank in (0, 1)), bench.output()
+
+
+def test_the_leader_is_reminded_near_the_end_of_its_time(bench: Bench) -> None:
+    script = bench.script(
+        "train.py",
+        """
+        import signal, sys, time
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))
+        print("training", flush=True)
+        while len(told) < 2:
+            time.sleep(0.02)
+        print(f"told again after {told[1] - told[0]:.1f} s", flush=True)
+        sys.exit(75)
+        """,
+    )
+    viewer = start_training(bench, script, "--grace", "2.5")
+    assert bench.cli("stop", "it").returncode == 0
+    assert end(viewer)[0] == 75
+    assert "told again after 1." in bench.output()
+
+
+@pytest.mark.parametrize(
+    ("ending", "trainer", "expected"),
+    [
+        (None, None, False),
+        ("running", None, False),
+        # The leader trains itself.
+        ("running", 7, False),
+        ("stopped", 7, True),
+        # It runs what trains.
+        ("running", 9, True),
+        ("stopped", 9, False),
+    ],
+)
+def test_whether_the_stop_file_is_enough(ending: Any, trainer: int | None, expected: bool) -> None:
+    words = LastWords(ending=ending, step=1) if ending is not None else None
+    assert is_file_enough(words, trainer=trainer, leader=7) is expected
+
+
+def test_a_launcher_is_given_the_grace_as_its_own_time(bench: Bench) -> None:
+    shown = ("sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    assert bench.run(*shown, options=("--grace", "99.5")).returncode == 0
+    assert bench.output() == "100\n"
+
+
+class Preempted(NamedTuple):
+    """A request by a person, one by a machine, and what becomes of them."""
+
+    first: tuple[str, float, bool]
+    second: tuple[str, float, bool]
+    expected: tuple[str, bool]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Preempted(("person", 100, False), ("machine", 10, True), ("machine", False)),
+        Preempted(("machine", 100, True), ("machine", 10, True), ("machine", True)),
+        Preempted(("machine", 10, True), ("machine", 100, True), ("machine", True)),
+        Preempted(("person", 10, False), ("machine", 100, True), ("person", False)),
+    ],
+)
+def test_a_stop_that_a_person_asked_for_stays_theirs(tmp_path: Path, case: Preempted) -> None:
+    watch = StopWatch(tmp_path, grace_seconds=60)
+    for reason, seconds, is_preemption in (case.first, case.second):
+        watch.ask(reason, seconds, is_preemption=is_preemption)
+    request = read_stop(tmp_path)
+    assert request is not None
+    assert (request.reason, request.is_preemption) == case.expected
 
 
 def bench_step(bench: Bench) -> int:

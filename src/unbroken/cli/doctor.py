@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import click
 
 from unbroken.cli import output
-from unbroken.cli.target import open_target
+from unbroken.cli.target import is_run, open_target
 from unbroken.cli.values import printable
-from unbroken.errors import EXIT_DAMAGED, EXIT_ERROR
+from unbroken.errors import EXIT_DAMAGED, EXIT_ERROR, StorageError
 from unbroken.inspection.doctor import Advice, examine
+from unbroken.supervisor.grace import HINT, is_too_short, last_save_seconds
+from unbroken.supervisor.plan import read_plan
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -32,7 +35,7 @@ def doctor(target: str, world_size: int | None, as_json: bool) -> None:
       path, format, advice [severity ("error", "warning" or "note"), text, evidence, remedy]
     """
     reader = open_target(target)
-    found = examine(reader, world_size=world_size)
+    found = [*examine(reader, world_size=world_size), *_of_the_grace(reader.path)]
     if as_json:
         advice = [dataclasses.asdict(one) for one in found]
         output.data_json({"path": str(reader.path), "format": reader.format, "advice": advice})
@@ -44,6 +47,26 @@ def doctor(target: str, world_size: int | None, as_json: bool) -> None:
             output.data("nothing is in the way: training can go on from it exactly")
     if any(one.severity == "error" for one in found):
         click.get_current_context().exit(EXIT_DAMAGED if reader.problems else EXIT_ERROR)
+
+
+def _of_the_grace(checkpoint: Path) -> list[Advice]:
+    directory = checkpoint.parent.parent
+    try:
+        plan = read_plan(directory) if is_run(directory) else None
+    except StorageError:
+        # Whose run it is may keep its plan from others; the checkpoint is readable, and the question.
+        return []
+    save_seconds = last_save_seconds(directory) if plan is not None else 0.0
+    if plan is None or not is_too_short(plan.grace_seconds, save_seconds):
+        return []
+    return [
+        Advice(
+            severity="warning",
+            text=f"the last save took {save_seconds:.1f} s, and a stop leaves {plan.grace_seconds:g} s",
+            evidence=f"heartbeat and plan in {directory}",
+            remedy=HINT,
+        )
+    ]
 
 
 def _show(advice: Advice) -> None:

@@ -13,18 +13,44 @@ from unbroken.rundir.files import read_json, write_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Save and stop, before `deadline_seconds` (seconds since 1970) if it is given."""
+    """Save and stop, before `deadline_seconds` (seconds since 1970) if it is given.
+
+    `is_preemption` tells that nobody wanted the run to end: it is to go on elsewhere or later.
+    """
 
     reason: str
     deadline_seconds: float | None
+    is_preemption: bool = False
 
 
-def request_stop(directory: Path, *, reason: str, deadline_seconds: float | None = None) -> None:
+def request_stop(
+    directory: Path, *, reason: str, deadline_seconds: float | None = None, is_preemption: bool = False
+) -> None:
     """Ask the run in `directory` to save and stop; it stays asked until `clear_stop`."""
     write_json(
         directory / layout.STOP_FILE,
-        {"reason": reason, "deadline": deadline_seconds, "requested": time.time()},
+        {
+            "reason": reason,
+            "deadline": deadline_seconds,
+            "is_preemption": is_preemption,
+            "requested": time.time(),
+        },
     )
+
+
+def can_still_save(request: StopRequest | None, save_seconds: float, now_seconds: float) -> bool:
+    """Tell whether a save that begins now ends before the deadline, if it takes as long as the last one.
+
+    `save_seconds` is 0 if there was none, `now_seconds` is since 1970. A save that cannot end is worse
+    than none: it keeps the disk and the network from what was saved before.
+
+    >>> hurry = StopRequest(reason="preemption", deadline_seconds=100.0)
+    >>> can_still_save(hurry, 20.0, 70.0), can_still_save(hurry, 20.0, 90.0), can_still_save(hurry, 0.0, 90.0)
+    (True, False, True)
+    """
+    if request is None or request.deadline_seconds is None:
+        return True
+    return save_seconds <= 0 or now_seconds + save_seconds <= request.deadline_seconds
 
 
 def read_stop(directory: Path) -> StopRequest | None:
@@ -42,6 +68,7 @@ def read_stop(directory: Path) -> StopRequest | None:
     return StopRequest(
         reason=str(value.get("reason", "")),
         deadline_seconds=float(deadline) if isinstance(deadline, int | float) else None,
+        is_preemption=value.get("is_preemption") is True,
     )
 
 
