@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from unbroken.rundir.heartbeat import Heartbeat
@@ -17,6 +18,7 @@ FIELDS = {
     *("name", "run_id", "directory", "command", "state", "reason", "exit_code", "attempt", "restarts"),
     *("process_id", "step", "phase", "beat_age_seconds", "checkpoint", "outcome", "evidence", "hint"),
     *("started", "changed", "next_start", "deadline", "host", "supervisor_process_id"),
+    *("goal_step", "resources", "totals", "gpus"),
 }
 
 
@@ -135,7 +137,10 @@ def test_logs_as_json_are_one_object_a_line_even_for_bytes_that_are_no_text(benc
     assert bench.run("printf", r"one\ntw\377o\nno end").returncode == 0
     lines = [json.loads(line) for line in bench.cli("logs", "it", "--json").stdout.splitlines()]
     texts = ("one", "tw\N{REPLACEMENT CHARACTER}o", "no end")
-    assert lines == [{"attempt": 1, "line": text} for text in texts]
+    assert [(line["attempt"], line["line"], line["rank"]) for line in lines] == [
+        (1, text, None) for text in texts
+    ]
+    assert all(time.time() - 60 < line["time"] <= time.time() + 1 for line in lines)
 
 
 def test_logs_of_a_run_without_output_are_empty(bench: Bench) -> None:
