@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from unbroken.cli import output
+from unbroken.cli.describe import describe_leniently, describe_run, is_live, is_written, whole
 from unbroken.cli.target import find_run
-from unbroken.errors import UnbrokenError
-from unbroken.rundir import layout
-from unbroken.rundir.files import read_json
-from unbroken.rundir.heartbeat import read_heartbeat
-from unbroken.rundir.identity import read_run
-from unbroken.rundir.processes import ProcessIdentity, is_alive
-from unbroken.supervisor.progress import newest_listed
+from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_ERROR, EXIT_OK, EXIT_RUN_ME_AGAIN, UsageError
 from unbroken.supervisor.registry import known_runs
-from unbroken.supervisor.states import Snapshot, read_state
 
 _COLOURS = {"running": "green", "done": "green", "held": "red", "lost": "red", "unreadable": "red"}
-# The phase of a run that waits for space; training writes it, which nothing here may import.
-_DISK_FULL = "disk-full"
 _HEADER = ("RUN", "STATE", "ATTEMPT", "STEP", "BEAT", "CHECKPOINT", "DIRECTORY")
+_CODES = {"done": EXIT_OK, "stopped": EXIT_RUN_ME_AGAIN}
 
 
 @click.command()
 @click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON: an array without TARGET, else an object.")
-def status(target: str | None, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Tell by the exit code, too, what TARGET is doing.")
+def status(target: str | None, as_json: bool, check: bool) -> None:
     """Show what the run TARGET, a name or a directory, is doing; without TARGET, all runs that are known.
+
+    With --check the exit code is 0 while the run goes on or when it is done, 75 if it was stopped, 78 if
+    it is held or lost, and 1 if nothing keeps it going and nothing trains in it.
 
     \b
     Fields of --json (null where there is nothing to say; times are seconds since 1970):
@@ -42,16 +40,39 @@ def status(target: str | None, as_json: bool) -> None:
       exit_code        what the run ended with
       attempt, restarts, process_id (of the attempt)
       step, phase, beat_age_seconds       the last heartbeat
+      goal_step        after this step training is done
       checkpoint       the newest, by name; `unbroken verify` tells whether it is intact
       hint             what to do about it
       outcome, evidence                   the verdict on the last attempt that ended
       started, changed, next_start, deadline
       host, supervisor_process_id
+      resources        what the attempt used at `time`, `age_seconds` ago:
+        attempt, step, steps_per_second   of late
+        data_wait_share                   of training's time spent waiting for batches, 0 to 1
+        processes, cpu_cores, cpu_count   cores in use, and how many there are
+        memory_bytes, memory_growth_bytes_per_hour
+        memory_limit, memory_limit_bytes, memory_left_bytes
+                                          the nearest limit: "control group" or "machine"
+        disk_free_bytes, disk_size_bytes, inodes_free
+        memory_full_in_seconds, disk_full_in_seconds   if they go on as they do
+        alarms                            lines for people
+      totals           over all attempts, only with TARGET:
+        steps_per_second                  with all that was lost
+        to_go_seconds                     until goal_step, at that rate
+        lost_seconds, lost                in which it got no further: redoing, pauses, starting, ending;
+                                          null for a command that does not use the library
+      gpus             only with TARGET: index, name, utilization (0 to 1), memory_bytes,
+                       memory_total_bytes, problem
     """
+    if check and target is None:
+        raise UsageError("--check: expected a TARGET, found none", hint="name the run that is to be checked")
     if target is not None:
-        _show_one(describe_run(find_run(target)), as_json=as_json)
+        run = _describe(find_run(target))
+        _show_one(run, as_json=as_json)
+        if check:
+            click.get_current_context().exit(_code(run))
         return
-    runs = [_describe_leniently(run.name, run.directory) for run in known_runs()]
+    runs = [describe_leniently(run.name, run.directory) for run in known_runs()]
     if as_json:
         output.data_json(runs)
     elif runs:
@@ -60,85 +81,18 @@ def status(target: str | None, as_json: bool) -> None:
         output.note("no run is known on this machine; start one with `unbroken run -- python train.py`")
 
 
-def describe_run(directory: Path) -> dict[str, Any]:
-    """Return what is known of the run in `directory`, as the fields that `status --json` documents.
+def _describe(directory: Path) -> dict[str, Any]:
+    # Here, not at the top: the list of runs is to start fast.
+    from unbroken.supervisor.gpu import GpuReader
 
-    Raises StorageError or NotARunError if it cannot be read.
-    """
-    identity, state = read_run(directory), read_state(directory)
-    attempt = state.attempt if state is not None else max(layout.attempts(directory), default=None)
-    run = {
-        "name": identity.name if identity is not None else None,
-        "run_id": identity.run_id if identity is not None else None,
-        "directory": str(directory),
-        **_from_state(state),
-        "attempt": attempt,
-        **_from_heartbeat(directory, attempt),
-        "checkpoint": newest_listed(directory),
-    }
-    if run["phase"] == _DISK_FULL and run["hint"] is None and _is_held(directory):
-        run["hint"] = f"free space on the disk of {directory}; training waits and goes on by itself"
-    return run
+    with closing(GpuReader()) as gpus:
+        return whole(describe_run(directory), gpus)
 
 
-def _is_held(directory: Path) -> bool:
-    """Tell whether a process has the run, as far as can be known: what died waiting does not go on."""
-    words = read_json(directory / layout.WRITER_FILE)
-    holder = ProcessIdentity.from_json(words) if words is not None else None
-    return holder is not None and is_alive(holder) is not False
-
-
-def _describe_leniently(name: str, directory: Path) -> dict[str, Any]:
-    try:
-        return describe_run(directory)
-    except UnbrokenError as error:
-        # One run that cannot be read must not hide the others.
-        unknown = {"name": name, "run_id": None, "directory": str(directory), **_from_state(None)}
-        beat = _from_heartbeat(directory, None)
-        return {
-            **unknown,
-            **beat,
-            "attempt": None,
-            "checkpoint": None,
-            "state": "unreadable",
-            "reason": error.message,
-        }
-
-
-def _from_state(state: Snapshot | None) -> dict[str, Any]:
-    if state is None:
-        names = (
-            *("command", "reason", "exit_code", "restarts", "process_id", "outcome", "evidence", "hint"),
-            *("started", "changed", "next_start", "deadline", "host", "supervisor_process_id"),
-        )
-        return {"state": "unsupervised", **dict.fromkeys(names)}
-    return {
-        "command": list(state.command),
-        "state": state.state,
-        "reason": state.reason or None,
-        "exit_code": state.exit_code,
-        "restarts": state.restarts,
-        "process_id": state.leader.process_id if state.leader is not None else None,
-        "outcome": state.outcome or None,
-        "evidence": list(state.evidence),
-        "hint": state.hint or None,
-        "started": state.started_seconds,
-        "changed": state.changed_seconds,
-        "next_start": state.next_start_seconds,
-        "deadline": state.deadline_seconds,
-        "host": state.supervisor.host,
-        "supervisor_process_id": state.supervisor.process_id,
-    }
-
-
-def _from_heartbeat(directory: Path, attempt: int | None) -> dict[str, Any]:
-    path = layout.attempt_directory(directory, attempt or 0) / layout.HEARTBEAT
-    beat = read_heartbeat(path) if attempt is not None else None
-    return {
-        "step": beat.step if beat is not None else None,
-        "phase": beat.phase if beat is not None else None,
-        "beat_age_seconds": round(max(0.0, time.time() - beat.wall_seconds), 3) if beat is not None else None,
-    }
+def _code(run: dict[str, Any]) -> int:
+    if run["state"] == "unsupervised":
+        return EXIT_OK if is_written(Path(run["directory"])) else EXIT_ERROR
+    return EXIT_OK if is_live(run) else _CODES.get(run["state"], EXIT_DO_NOT_RESTART)
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
@@ -157,6 +111,8 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.data_json(run)
         return
+    from unbroken.cli import vitals
+
     state = output.painted(run["state"], _COLOURS.get(run["state"], "yellow"), sys.stdout)
     lines = {
         "run": run["name"],
@@ -168,22 +124,15 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
         "next start": _from_now(run["next_start"]),
         "deadline": _from_now(run["deadline"]),
         "exit code": _text(run["exit_code"]),
-        "attempt": _attempt(run),
-        "step": f"{run['step']}, {run['phase']}, {_age(run)} ago" if run["step"] is not None else "",
+        "attempt": vitals.attempt(run),
+        "step": f"{vitals.progress(run)}, {run['phase']}, {_age(run)} ago" if run["phase"] else "",
+        **vitals.lines(run),
         "checkpoint": run["checkpoint"],
         "last end": "\n".join([_text(run["outcome"]), *(run["evidence"] or [])]).strip(),
     }
     for name, text in lines.items():
         if text:
             output.data(f"{name:<11} " + text.replace("\n", "\n" + " " * 12))
-
-
-def _attempt(run: dict[str, Any]) -> str:
-    if run["attempt"] is None:
-        return ""
-    process = f", process {run['process_id']}" if run["process_id"] is not None else ""
-    restarts = f", restarted {run['restarts']} times" if run["restarts"] else ""
-    return f"{run['attempt']}{process}{restarts}"
 
 
 def _age(run: dict[str, Any]) -> str:

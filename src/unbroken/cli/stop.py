@@ -11,10 +11,12 @@ from pathlib import Path
 import click
 
 from unbroken.cli import output
-from unbroken.cli.status import describe_run
+from unbroken.cli.describe import describe_run
 from unbroken.cli.target import find_run
 from unbroken.errors import NotRunningError, UnbrokenError
+from unbroken.rundir import layout
 from unbroken.rundir.control import request_stop
+from unbroken.rundir.heartbeat import read_heartbeat
 from unbroken.rundir.processes import ProcessIdentity, is_alive
 from unbroken.supervisor.states import Snapshot, read_state
 
@@ -46,7 +48,9 @@ def stop(target: str | None, now: bool, timeout: float | None, as_json: bool) ->
     seconds = 0.0 if now else state.grace_seconds if timeout is None else timeout
     ask_to_stop(directory, state.supervisor, reason="unbroken stop", seconds=seconds)
     if not now:
-        output.note(f"run {state.name}: asked to save and stop within {output.duration(seconds)}")
+        output.note(
+            f"run {state.name}: asked to save and stop {_by_when(seconds)}{_last_save(directory, seconds)}"
+        )
     ended = _wait(directory, seconds + _BEYOND_DEADLINE_SECONDS)
     if ended is None:
         beyond = output.duration(_BEYOND_DEADLINE_SECONDS)
@@ -57,6 +61,22 @@ def stop(target: str | None, now: bool, timeout: float | None, as_json: bool) ->
     if as_json:
         output.data_json(describe_run(directory))
     output.note(f"run {ended.name}: {ended.state}: {ended.reason}")
+
+
+def _by_when(seconds: float) -> str:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+    return f"within {output.duration(seconds)}, until {until}"
+
+
+def _last_save(directory: Path, seconds: float) -> str:
+    """Return how long the last save took, if that is known: in words, with a warning if it is too long."""
+    numbers = layout.attempts(directory)
+    path = layout.attempt_directory(directory, max(numbers, default=0)) / layout.HEARTBEAT
+    beat = read_heartbeat(path)
+    if beat is None or not beat.save_seconds:
+        return ""
+    is_short = "; that is too short for one" if seconds < beat.save_seconds else ""
+    return f" (the last save took {output.duration(beat.save_seconds)}{is_short})"
 
 
 def ask_to_stop(directory: Path, supervisor: ProcessIdentity, *, reason: str, seconds: float) -> None:
@@ -73,7 +93,8 @@ def _wake(supervisor: ProcessIdentity) -> None:
         # On another host: it looks at the file by itself, a little later.
         return
     with suppress(ProcessLookupError, PermissionError):
-        os.kill(supervisor.process_id, signal.SIGTERM)
+        # Not SIGTERM: under an engine that would be a preemption.
+        os.kill(supervisor.process_id, signal.SIGINT)
 
 
 def _running(directory: Path) -> Snapshot:
@@ -86,7 +107,7 @@ def _running(directory: Path) -> Snapshot:
     if state.state == "lost" and state.leader is not None and is_alive(state.leader):
         raise NotRunningError(
             f"run {state.name}: its supervisor is gone, but process {state.leader.process_id} still runs",
-            hint=f"`kill {state.leader.process_id}` asks it to save and stop",
+            hint=f"`unbroken revive {directory}` takes it over, then it can be stopped",
         )
     if not state.is_live:
         raise NotRunningError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -54,6 +54,13 @@ class Snapshot:
         """True while a supervisor keeps the run going."""
         return self.state not in ENDED and self.state != "lost"
 
+    @property
+    def may_print(self) -> bool:
+        """True while an attempt may write output: it outlives its supervisor."""
+        if self.is_live or self.state != "lost" or self.leader is None:
+            return self.is_live
+        return is_alive(self.leader) is not False
+
 
 def write_state(directory: Path, snapshot: Snapshot) -> None:
     """Replace the snapshot of the run in `directory`."""
@@ -90,10 +97,12 @@ def _parse(value: dict[str, Any]) -> Snapshot | None:
     if supervisor is None or value.get("state") not in get_args(State):
         return None
     leader = value.get("leader")
+    # A newer release may say more; what this one knows of it is as it was.
+    names = {field.name for field in fields(Snapshot)}
     try:
         return Snapshot(
             **{
-                **value,
+                **{name: entry for name, entry in value.items() if name in names},
                 "supervisor": supervisor,
                 "leader": ProcessIdentity.from_json(leader) if leader else None,
                 "command": tuple(value["command"]),
