@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -32,6 +33,23 @@ def test_a_killed_attempt_is_restarted_and_the_verdict_says_what_is_known(bench:
     assert (verdict["outcome"], verdict["kind"]) == ("killed", "SIGKILL")
     assert any("memory" in line for line in verdict["evidence"])
     assert bench.state()["restarts"] == 2
+
+
+@pytest.mark.chaos
+def test_a_crashed_process_is_replaced_within_half_a_second(bench: Bench) -> None:
+    script = bench.script(
+        "train.py",
+        """
+        import os, signal, time
+        print(time.time(), flush=True)
+        if os.environ["UNBROKEN_ATTEMPT"] != "3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    done = bench.python(script)
+    starts = [float(line) for line in done.stdout.split()]
+    assert len(starts) == 3
+    assert min(after - before for before, after in itertools.pairwise(starts)) < 0.5
 
 
 def test_a_crash_loop_is_held_with_78(bench: Bench) -> None:
@@ -118,6 +136,25 @@ def test_a_file_that_is_no_program_is_held_with_the_systems_words(bench: Bench) 
     path.chmod(0o755)
     assert bench.run(str(path)).returncode == 78
     assert "Exec format error" in bench.state()["evidence"][0]
+
+
+def test_checkpoints_that_cannot_be_listed_for_a_while_do_not_end_the_supervision(bench: Bench) -> None:
+    # Nothing can follow a link to itself, not even root.
+    script = bench.script(
+        "train.py",
+        """
+        import os, sys
+        from pathlib import Path
+        folder = Path(os.environ["UNBROKEN_RUN_DIR"], "checkpoints")
+        if os.environ["UNBROKEN_ATTEMPT"] == "1":
+            folder.symlink_to(folder)
+            sys.exit(1)
+        folder.unlink()
+        """,
+    )
+    done = bench.python(script)
+    assert (done.returncode, bench.state()["state"], bench.attempts()) == (0, "done", 2), done.stderr
+    assert "newer checkpoint is not known" in (bench.directory / "supervisor.log").read_text()
 
 
 def test_saved_and_run_me_again_restarts_at_once(bench: Bench) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from unbroken.rundir.heartbeat import read_heartbeat
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -24,7 +29,7 @@ def test_output_goes_to_stdout_notices_to_stderr_and_records_to_the_run_director
     assert (bench.state()["state"], bench.state()["exit_code"]) == ("done", 0)
     journal = [json.loads(line) for line in (bench.directory / "journal.jsonl").read_text().splitlines()]
     kinds = [event["kind"] for event in journal]
-    assert kinds == ["run-started", "attempt-started", "attempt-ended", "run-ended"]
+    assert kinds == ["run-started", "attempt-started", "leader-ended", "attempt-ended", "run-ended"]
     assert not (bench.directory / "supervisor-holder.json").exists()
 
 
@@ -170,3 +175,39 @@ def test_a_reader_that_goes_away_ends_the_view_and_not_the_run(bench: Bench) -> 
     viewer.stderr.close()
     bench.until(lambda: bench.state().get("state") == "done")
     assert bench.output().count("step") == 100
+
+
+def test_a_run_is_found_by_its_name_from_any_directory(bench: Bench) -> None:
+    assert bench.run("true").returncode == 0
+    status = bench.command("status", "it", "--json")
+    done = subprocess.run(status, cwd="/", env=bench.environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["directory"] == str(bench.directory)
+
+
+@pytest.mark.chaos
+def test_the_same_command_goes_on_in_the_same_run(bench: Bench) -> None:
+    script = bench.script("fit.py", "import os; print(os.environ['UNBROKEN_ATTEMPT'])")
+    for attempt in ("1", "2"):
+        assert bench.cli("run", "--", sys.executable, script).stdout == f"{attempt}\n"
+
+
+def test_a_closed_terminal_ends_the_view_and_not_the_run(bench: Bench, training: str) -> None:
+    terminal, inside = pty.openpty()
+    command = ["setsid", "--ctty", *bench.command("run", "--name", "it", "--", sys.executable, training)]
+    viewer = bench.popen(command, stdin=inside, stdout=inside, stderr=inside)
+    os.close(inside)
+    bench.until(lambda: "training" in bench.output() and bench.state()["leader"])
+    # Nothing holds the terminal any more: the kernel hangs up on the viewer.
+    os.close(terminal)
+    assert viewer.wait(timeout=30) in (-signal.SIGHUP, 1)
+    assert bench.state()["state"] == "running"
+    step = _step(bench)
+    bench.until(lambda: _step(bench) > step)
+    os.kill(bench.state()["supervisor"]["process_id"], signal.SIGTERM)
+    bench.until(lambda: bench.state()["state"] == "stopped")
+    assert "saved" in bench.output()
+
+
+def _step(bench: Bench) -> int:
+    beat = read_heartbeat(bench.directory / "attempts/0001/heartbeat")
+    return beat.step if beat is not None else 0

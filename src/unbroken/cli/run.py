@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 
 import click
 
 from unbroken.cli import output
+from unbroken.cli.quantities import size
 from unbroken.cli.target import RUNS_FOLDER, absolute
 from unbroken.cli.viewer import Viewer
 from unbroken.errors import UsageError
+from unbroken.supervisor import surroundings
+from unbroken.supervisor.background import start_in_background
+from unbroken.supervisor.engines import check_engine, engine_of, longest_pause_seconds
+from unbroken.supervisor.grace import in_words
+from unbroken.supervisor.hang_policy import HangPolicy
 from unbroken.supervisor.launch import check_command, launch
+from unbroken.supervisor.notifications import wanted_targets
 from unbroken.supervisor.plan import Plan
 from unbroken.supervisor.restart_policy import RestartPolicy
+from unbroken.supervisor.tmux import check_tmux, open_window
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -25,6 +35,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
     "--run-dir", type=click.Path(path_type=Path), help=f"Its directory; otherwise {RUNS_FOLDER}/NAME here."
 )
 @click.option("--detach", is_flag=True, help="Return at once instead of showing the output.")
+@click.option("--tmux", is_flag=True, help="The same, with a tmux window on the output.")
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
@@ -41,15 +52,55 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
     metavar="SECONDS",
     help="The pause before the first restart; it doubles with each failure in a row, to 10 minutes.",
 )
+@click.option(
+    "--whole-batches",
+    is_flag=True,
+    help="Do not split batches, as an earlier start did after memory had run out.",
+)
+@click.option(
+    "--notify",
+    multiple=True,
+    metavar="TARGET",
+    help="A URL, cmd:COMMAND or the path of a program that is told of what happens to the run; several times "
+    "for several. Otherwise the lines of UNBROKEN_NOTIFY.",
+)
+@click.option(
+    "--log-limit",
+    callback=size,
+    default="1GB",
+    show_default=True,
+    metavar="SIZE",
+    help="The most that the output of an attempt may take on the disk; the oldest half is freed then.",
+)
+@click.option(
+    "--hang-after",
+    metavar="SECONDS",
+    help="End a run that makes no step for so long, or `off`: only say so; by itself limits are learned.",
+)
 @click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="Hold after N restarts in all.")
-def run(
+@click.option(
+    "--notices",
+    type=click.Choice(["auto", "aws", "gcp", "azure", "alibaba", "tencent", "off"]),
+    default="auto",
+    show_default=True,
+    help="The cloud whose preemption notices are watched; by itself the one that the firmware names.",
+)
+@click.option("--requeue", is_flag=True, help="Slurm: put the job back into the queue after a preemption.")
+def run(  # noqa: PLR0913, PLR0917 - one for each option
     command: tuple[str, ...],
     name: str | None,
     run_dir: Path | None,
     detach: bool,
+    tmux: bool,
     grace: float,
     backoff: float,
+    hang_after: str | None,
     max_restarts: int | None,
+    notices: str,
+    requeue: bool,
+    whole_batches: bool,
+    notify: tuple[str, ...],
+    log_limit: int,
 ) -> None:
     """Start COMMAND and keep it going: restart it by the cause of its end, stop when that is pointless.
 
@@ -65,6 +116,10 @@ def run(
     the run with its own code.
     """
     check_command(command)
+    if tmux:
+        check_tmux()
+    engine = engine_of(os.environ)
+    check_engine(engine, detach=detach or tmux, requeue=requeue, process_ids=(os.getpid(), os.getppid()))
     if name is not None and (_NOT_IN_A_NAME.search(name) or name.startswith(".") or not name):
         raise UsageError(
             f"--name {name!r}: expected letters, digits, dots, dashes and underscores",
@@ -75,17 +130,48 @@ def run(
         directory=directory,
         command=command,
         name=name,
+        working_directory=os.getcwd(),
+        environment=surroundings.kept(os.environ),
         grace_seconds=grace,
-        policy=RestartPolicy(base_seconds=backoff, max_restarts=max_restarts),
+        notices=notices,
+        requeue=requeue,
+        hang=_hang_policy(hang_after),
+        policy=RestartPolicy(
+            base_seconds=backoff, cap_seconds=longest_pause_seconds(engine), max_restarts=max_restarts
+        ),
+        whole_batches=whole_batches,
+        notify=wanted_targets(notify),
+        log_limit_bytes=log_limit,
     )
-    if detach:
-        launch(plan)
-        output.note(_how_to_look(directory))
+    if detach or tmux:
+        said = start_in_background(plan)
+        output.note(_how_to_look(directory, grace))
+        if said:
+            output.note(f"unbroken: {said}")
+        if tmux:
+            output.note(f"unbroken: `tmux attach -t {open_window(directory)}` shows its output")
         return
     viewer = Viewer(directory, grace_seconds=grace)
     supervisor = launch(plan)
-    output.note(f"unbroken: run directory {directory}")
+    output.note(f"unbroken: run directory {directory}; {in_words(directory, grace)}")
     click.get_current_context().exit(viewer.show(supervisor))
+
+
+def _hang_policy(hang_after: str | None) -> HangPolicy:
+    if hang_after is None:
+        return HangPolicy()
+    if hang_after == "off":
+        return HangPolicy(is_enforced=False)
+    try:
+        seconds = float(hang_after)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(
+            f"--hang-after {hang_after}: expected seconds above 0, or off",
+            hint="leave it out to have limits learned",
+        )
+    return HangPolicy(step_seconds=seconds)
 
 
 def name_for(command: tuple[str, ...]) -> str:
@@ -101,9 +187,9 @@ def name_for(command: tuple[str, ...]) -> str:
     return name or "run"
 
 
-def _how_to_look(directory: Path) -> str:
+def _how_to_look(directory: Path, grace: float) -> str:
     return (
-        f"unbroken: it runs in the background; run directory {directory}\n"
+        f"unbroken: it runs in the background; run directory {directory}; {in_words(directory, grace)}\n"
         f"  unbroken status {directory}\n"
         f"  unbroken logs -f {directory}\n"
         f"  unbroken stop {directory}"

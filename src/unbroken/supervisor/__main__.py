@@ -1,7 +1,10 @@
-"""The process that supervises: `python -m unbroken.supervisor`, with its plan in JSON on stdin.
+"""The process that supervises: `python -m unbroken.supervisor [DIRECTORY]`, with its plan in JSON on stdin.
 
 `launch` starts it. It says on stdout, in one line of JSON, that it keeps the run going, or the error
 that prevents it; then stdout and stderr go to supervisor.log and nobody needs to listen any more.
+
+With nothing on stdin it takes over the run in DIRECTORY, by the plan that is kept there. So a service
+manager may start the same command once more after we were killed.
 """
 
 from __future__ import annotations
@@ -9,28 +12,34 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from unbroken.errors import UnbrokenError
+from unbroken.errors import NotRunningError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.storage.failures import failed
-from unbroken.supervisor.plan import Plan
+from unbroken.supervisor import surroundings
+from unbroken.supervisor.plan import Plan, read_plan
 from unbroken.supervisor.stopping import block_signals
 from unbroken.supervisor.supervisor import Supervisor
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Supervise, and return the exit code of the run."""
     block_signals()
-    plan = Plan.from_json(json.load(sys.stdin))
+    given = sys.stdin.read()
     try:
-        supervisor = Supervisor(plan)
+        plan = Plan.from_json(json.loads(given)) if given else _kept_plan(Path(arguments[0]))
+        if plan.environment is not None:
+            surroundings.enter(plan.working_directory, plan.environment)
+        supervisor = Supervisor(plan, revives=not given)
         log = _open_log(plan.directory)
     except UnbrokenError as error:
-        report = {"kind": error.kind, "message": error.message, "hint": error.hint}
-        print(json.dumps({"error": report}), flush=True)
+        _report({"error": {"kind": error.kind, "message": error.message, "hint": error.hint}})
         return error.exit_code
-    print(json.dumps({"supervisor": os.getpid()}), flush=True)
+    _report({"supervisor": os.getpid(), "found": supervisor.found})
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -38,6 +47,23 @@ def main() -> int:
     os.dup2(log, 2)
     os.close(log)
     return supervisor.run()
+
+
+def _kept_plan(directory: Path) -> Plan:
+    plan = read_plan(directory)
+    if plan is None:
+        raise NotRunningError(
+            f"{directory}: no supervisor ever kept this run going, so there is nothing to take over",
+            hint="start it with `unbroken run`",
+        )
+    # Where it lies, not where it lay when it was written: directories are moved.
+    return replace(plan, directory=directory)
+
+
+def _report(report: dict[str, Any]) -> None:
+    # Whoever a service manager starts again has nobody to tell.
+    with suppress(BrokenPipeError):
+        os.write(1, json.dumps(report).encode() + b"\n")
 
 
 def _open_log(directory: Path) -> int:
@@ -49,4 +75,4 @@ def _open_log(directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

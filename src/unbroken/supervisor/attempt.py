@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN, UnbrokenError
 from unbroken.rundir import layout
+from unbroken.rundir.adopted_tree import AdoptedTree
 from unbroken.rundir.heartbeat import read_heartbeat
 from unbroken.rundir.last_words import read_last_words
 from unbroken.rundir.process_tree import ProcessTree, spawn
 from unbroken.rundir.processes import identify
 from unbroken.rundir.writers import orphaned_writer
+from unbroken.supervisor import memory_hints, progress
+from unbroken.supervisor.adoption import Found, read_verdict
+from unbroken.supervisor.asking import Asking
+from unbroken.supervisor.history import Begun, ended_to_json
 from unbroken.supervisor.outcome import not_started
+from unbroken.supervisor.output_keeping import separate_ranks
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Ended
 from unbroken.supervisor.stopping import StopWatch
-from unbroken.supervisor.verdict import exit_status
+from unbroken.supervisor.verdict import Verdict, exit_status
 from unbroken.supervisor.watcher import AskToStop, EndNow, Look, MakeWatcher, Started, Watcher
 from unbroken.supervisor.witness import End, Witness
 
@@ -32,56 +40,135 @@ _TERM_SECONDS = 3.0
 _KILL_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Care:
+    """What all attempts of a run are watched with; `newest_verified` reads the checkpoints of a directory."""
+
+    stop: StopWatch
+    records: Records
+    makers: Sequence[MakeWatcher]
+    newest_verified: Callable[[Path], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """An attempt that ended."""
+
+    attempt: int
+    witness: Witness
+    end: End
+    verdict: Verdict
+    started_seconds: float
+    lived_seconds: float
+
+
 def run_attempt(
-    run_directory: Path,
-    command: Sequence[str],
-    attempt: int,
-    *,
-    stop: StopWatch,
-    records: Records,
-    makers: Sequence[MakeWatcher],
-    known_checkpoint: str | None,
-    newest_verified: Callable[[Path], str | None],
+    run_directory: Path, command: Sequence[str], attempt: int, *, care: Care, known_checkpoint: str | None
 ) -> Ended:
     """Run `command` as an attempt and return how it ended, once nothing of it is left.
 
     `known_checkpoint` is the newest one that is known already; it is not verified again.
     """
+    stop, records = care.stop, care.records
     directory = layout.attempt_directory(run_directory, attempt)
     witness = Witness(run_directory, directory)
     started = time.monotonic()
+    halvings = memory_hints.halvings_of_next(run_directory)
     records.show(state="starting", attempt=attempt, leader=None, next_start_seconds=None)
     try:
-        leader = spawn(
-            command, environment=_environment(run_directory, attempt), output=directory / layout.OUTPUT_LOG
-        )
+        with witness.in_cell():
+            leader = spawn(
+                command,
+                environment=_environment(run_directory, attempt, stop.grace_seconds, halvings),
+                output=directory / layout.OUTPUT_LOG,
+            )
     except OSError as error:
         end, verdict = End(status=None), not_started(command[0], error)
     else:
-        records.event("attempt-started", attempt=attempt, process_id=leader)
-        records.show(state="running", leader=identify(leader))
+        records.event("attempt-started", attempt=attempt, process_id=leader, **witness.before)
+        records.show(state="running", reason="", hint="", leader=identify(leader))
         begun = Started(attempt=attempt, directory=directory, run_directory=run_directory, leader=leader)
-        end = see_to_its_end(ProcessTree(leader), begun, stop, records, makers)
+        makers = [*care.makers, witness.device_users.watch]
+        end = see_to_its_end(ProcessTree(leader, witness.cell), begun, stop, records, makers)
         verdict = witness.judge(end, is_stop_asked=stop.is_asked)
-    lived_seconds = time.monotonic() - started
-    records.attempt_ended(
-        attempt, status=end.status, verdict=verdict, lived_seconds=lived_seconds, step=witness.step
-    )
-    is_over = verdict.outcome == "completed" or stop.is_asked
-    is_unchanged = not witness.has_new_checkpoint
-    return Ended(
+    seen = _Seen(
+        attempt=attempt,
+        witness=witness,
+        end=end,
         verdict=verdict,
         started_seconds=started,
-        lived_seconds=lived_seconds,
-        has_words=read_last_words(directory) is not None,
+        lived_seconds=time.monotonic() - started,
+    )
+    return _conclude(run_directory, seen, care=care, known_checkpoint=known_checkpoint)
+
+
+def adopt_attempt(
+    run_directory: Path, begun: Begun, found: Found, *, care: Care, known_checkpoint: str | None
+) -> Ended:
+    """Watch an attempt that another supervisor started, or find out how it ended; return as `run_attempt`."""
+    stop, records, attempt = care.stop, care.records, begun.attempt
+    directory = layout.attempt_directory(run_directory, attempt)
+    witness = Witness(run_directory, directory, begun=begun)
+    # Of an earlier boot, its number is a stranger's.
+    leader = None if found.machine_restarted else found.leader
+    tree = AdoptedTree(run_directory, attempt, leader)
+    leading = leader if found.is_running else None
+    records.show(state="running", reason="", hint="", attempt=attempt, leader=leading)
+    if stop.is_asked:
+        _announce(stop, records)
+    started = Started(attempt=attempt, directory=directory, run_directory=run_directory, leader=tree.leader)
+    # What ended is not there to be watched any more.
+    makers = [*care.makers, witness.device_users.watch] if found.is_running else []
+    end = see_to_its_end(tree, started, stop, records, makers)
+    ended = time.time() if found.is_running else _last_sign_seconds(directory, begun.started)
+    if end.status is None and begun.wait_status is not None:
+        end = replace(end, status=exit_status(begun.wait_status))
+    end = replace(end, machine_restarted=found.machine_restarted)
+    seen = _Seen(
+        attempt=attempt,
+        witness=witness,
+        end=end,
+        # The last supervisor may have come as far as that, and saw more than what is left now.
+        verdict=read_verdict(directory) or witness.judge(end, is_stop_asked=stop.is_asked),
+        started_seconds=time.monotonic() - max(0.0, time.time() - begun.started),
+        lived_seconds=max(0.0, ended - begun.started),
+    )
+    return _conclude(run_directory, seen, care=care, known_checkpoint=known_checkpoint)
+
+
+def _conclude(run_directory: Path, seen: _Seen, *, care: Care, known_checkpoint: str | None) -> Ended:
+    """Record how an attempt ended, and look whether it has got the run further."""
+    witness, verdict = seen.witness, seen.verdict
+    witness.close()
+    ended = Ended(
+        verdict=verdict,
+        started_seconds=seen.started_seconds,
+        lived_seconds=seen.lived_seconds,
+        has_words=read_last_words(layout.attempt_directory(run_directory, seen.attempt)) is not None,
         made_step=witness.made_step,
+        step=witness.step,
+        checkpoint=known_checkpoint,
+        parts=memory_hints.parts_of_next(run_directory, seen.attempt, cause=verdict.cause),
+    )
+    care.records.attempt_ended(
+        seen.attempt,
+        status=seen.end.status,
+        verdict=verdict,
+        lived_seconds=seen.lived_seconds,
+        step=witness.step,
+        record=ended_to_json(ended),
+    )
+    is_over = verdict.outcome == "completed" or care.stop.is_asked
+    is_unchanged = not witness.has_new_checkpoint
+    return replace(
+        ended,
         # Verifying reads all of a checkpoint: not while somebody waits for us to stop, and not twice.
-        checkpoint=known_checkpoint if is_over or is_unchanged else _verified(run_directory, newest_verified),
+        checkpoint=known_checkpoint if is_over or is_unchanged else verified(run_directory, care),
     )
 
 
 def see_to_its_end(
-    tree: ProcessTree,
+    tree: ProcessTree | AdoptedTree,
     started: Started,
     stop: StopWatch,
     records: Records,
@@ -105,28 +192,57 @@ def see_to_its_end(
         because=because,
         leftovers=leftovers,
         survivors=tuple(survivors),
+        leader=tree.leader or None,
     )
 
 
-def _environment(run_directory: Path, attempt: int) -> Mapping[str, str]:
-    # Output that waits in a buffer is lost with its process; so is the stack of a crash in C code.
-    wanted = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+def _environment(run_directory: Path, attempt: int, grace_seconds: float, halvings: int) -> Mapping[str, str]:
+    # Output that waits in a buffer is lost with its process; so is the stack of a crash in C code; so is a
+    # save that a launcher gives half a minute.
+    wanted = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(grace_seconds)),
+        "TORCHELASTIC_ERROR_FILE": str(layout.attempt_directory(run_directory, attempt) / layout.ERROR_FILE),
+    }
     ours = {layout.RUN_DIR_VARIABLE: str(run_directory), layout.ATTEMPT_VARIABLE: str(attempt)}
-    return {**wanted, **os.environ, **ours}
+    if halvings:
+        ours[layout.HALVINGS_VARIABLE] = str(halvings)
+    return {**wanted, **separate_ranks(os.environ, run_directory, attempt), **os.environ, **ours}
+
+
+def _not_served(started: Started, stop: StopWatch) -> str:
+    """Say that a request to stop was not obeyed in time, what the attempt did instead, and what is lost."""
+    over = "its time to save and stop was over"
+    beat = read_heartbeat(started.directory / layout.HEARTBEAT)
+    if beat is None or stop.request is None:
+        return over
+    # Where nobody can tell, no step is called lost.
+    unknown = layout.checkpoint_name(beat.step)
+    saved = progress.step_of(progress.newest_or(started.run_directory, unknown)) or 0
+    lost = f"; {beat.step - saved} steps are lost" if beat.step > saved else ""
+    return f"{over}: {stop.request.reason}; it was {beat.phase} at step {beat.step}{lost}"
 
 
 def _wait(
-    tree: ProcessTree, started: Started, stop: StopWatch, records: Records, watchers: Sequence[Watcher]
+    tree: ProcessTree | AdoptedTree,
+    started: Started,
+    stop: StopWatch,
+    records: Records,
+    watchers: Sequence[Watcher],
 ) -> EndNow | None:
     """Wait until the tree is empty or must be ended; return why it must, unless it is only leftovers."""
     ended_at: float | None = None
+    asking = Asking(tree, started.directory)
     while not tree.collect():
         if stop.is_overdue:
-            return EndNow(because="its time to save and stop was over")
+            return EndNow(because=_not_served(started, stop))
         if stop.is_asked:
-            tree.ask()
+            asking.ask(stop)
         if tree.leader_ended:
-            ended_at = ended_at or time.monotonic()
+            if ended_at is None:
+                ended_at = time.monotonic()
+                _note_exit(tree, started, records)
             is_waited_for = stop.is_asked and not _said_goodbye(tree, started.directory)
             is_writing = orphaned_writer(started.directory) is not None
             patience = _WRITE_SECONDS if is_writing else _LINGER_SECONDS
@@ -137,10 +253,20 @@ def _wait(
             return wanted
         if stop.wait(_LOOK_OFTEN_SECONDS if tree.leader_ended else _LOOK_SECONDS):
             _announce(stop, records)
+    if ended_at is None:
+        _note_exit(tree, started, records)
     return None
 
 
-def _look(tree: ProcessTree, started: Started, stop: StopWatch, watchers: Sequence[Watcher]) -> EndNow | None:
+def _note_exit(tree: ProcessTree | AdoptedTree, started: Started, records: Records) -> None:
+    """Write down at once how the leader ended: whoever has collected it is the only one who knows."""
+    if tree.wait_status is not None:
+        records.event("leader-ended", attempt=started.attempt, wait_status=tree.wait_status)
+
+
+def _look(
+    tree: ProcessTree | AdoptedTree, started: Started, stop: StopWatch, watchers: Sequence[Watcher]
+) -> EndNow | None:
     look = Look(
         now_seconds=time.monotonic(),
         beat=read_heartbeat(started.directory / layout.HEARTBEAT),
@@ -152,7 +278,7 @@ def _look(tree: ProcessTree, started: Started, stop: StopWatch, watchers: Sequen
         if isinstance(wanted, EndNow):
             return wanted
         if isinstance(wanted, AskToStop):
-            stop.ask(wanted.reason, wanted.seconds)
+            stop.ask(wanted.reason, wanted.seconds, is_preemption=wanted.is_preemption)
     return None
 
 
@@ -163,18 +289,27 @@ def _announce(stop: StopWatch, records: Records) -> None:
     records.show(state="stopping", reason=request.reason, deadline_seconds=request.deadline_seconds)
 
 
-def _said_goodbye(tree: ProcessTree, directory: Path) -> bool:
+def _said_goodbye(tree: ProcessTree | AdoptedTree, directory: Path) -> bool:
     """Tell whether the run came to its end, or only a shell around it did."""
     words = read_last_words(directory)
     if words is not None and words.ending != "running":
         return True
-    assert tree.wait_status is not None, "asked before the leader ended"
-    return exit_status(tree.wait_status).code in (EXIT_OK, EXIT_RUN_ME_AGAIN)
+    # Of an adopted one nobody may know; those of its tree that are left have the time to say it.
+    return tree.wait_status is not None and exit_status(tree.wait_status).code in (EXIT_OK, EXIT_RUN_ME_AGAIN)
 
 
-def _verified(run_directory: Path, newest_verified: Callable[[Path], str | None]) -> str | None:
+def _last_sign_seconds(directory: Path, started: float) -> float:
+    """Return when an attempt last did anything that was left, in seconds since 1970."""
+    beat = read_heartbeat(directory / layout.HEARTBEAT)
+    output = directory / layout.OUTPUT_LOG
+    written = output.stat().st_mtime if output.exists() else started
+    return max(written, beat.wall_seconds if beat is not None else started)
+
+
+def verified(run_directory: Path, care: Care) -> str | None:
+    """Return the newest verified checkpoint of the run, or None; what cannot be read is none."""
     try:
-        return newest_verified(run_directory)
+        return care.newest_verified(run_directory)
     except UnbrokenError as error:
         # Not proved is no progress: the failures go on counting.
         say(f"the newest checkpoint could not be verified: {error.message}")

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from unbroken.errors import UnbrokenError, UsageError
+from unbroken.rundir import layout
 from unbroken.supervisor.plan import Plan
 
 
@@ -34,37 +37,70 @@ def launch(plan: Plan) -> subprocess.Popen[bytes]:
 
     Raises the error that prevents it, as the supervisor reported it.
     """
+    process = start(plan.directory, supervisor_command(plan.directory))
+    await_report(process, plan)
+    return process
+
+
+class NoReportError(UnbrokenError):
+    """The supervisor ended, or what should have started it, before it could say anything."""
+
+
+def supervisor_command(directory: Path) -> list[str]:
+    """Return the command that starts the run in `directory` by a plan on stdin, or takes it over without."""
     # -P: a json.py in the user's directory must not take the place of the library's.
-    arguments = [sys.executable, "-P", "-m", "unbroken.supervisor"]
-    process = subprocess.Popen(
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+    return [sys.executable, "-P", "-m", "unbroken.supervisor", str(directory)]
+
+
+def start(directory: Path, command: list[str]) -> subprocess.Popen[bytes]:
+    """Start `command`, which supervises the run in `directory`, in a session of its own."""
+    environment = dict(os.environ)
+    # Started from an attempt of this very run it must not look like one of its processes.
+    if environment.get(layout.RUN_DIR_VARIABLE) == str(directory):
+        environment.pop(layout.ATTEMPT_VARIABLE, None)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def await_report(process: subprocess.Popen[bytes], plan: Plan | None) -> dict[str, Any]:
+    """Hand `plan`, if there is one, to a supervisor that was started; return once it keeps the run going.
+
+    Returns what it reports: `supervisor` is its process id, `found` what a run that it took over did. Raises
+    the error that prevents it.
+    """
     assert process.stdin is not None, "asked for a pipe"
     assert process.stdout is not None, "asked for a pipe"
     # Gone already, it says why on stdout.
     with suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(json.dumps(plan.to_json()).encode())
-    # It ends when the supervisor turns to its log, or dies.
+        if plan is not None:
+            pipe.write(json.dumps(plan.to_json()).encode())
+    said = b""
+    # Not to its end: a service manager keeps the other end open.
     with process.stdout as pipe:
-        said = pipe.read().decode(errors="replace")
-    last = said.strip().rpartition("\n")[2]
-    try:
-        report = json.loads(last)
-    except ValueError:
-        report = {}
-    if "supervisor" in report:
-        return process
+        for line in pipe:
+            said = line
+            report = _report_in(line)
+            if "supervisor" in report:
+                return report
+            if "error" in report:
+                process.wait()
+                raise _error(**report["error"])
     process.wait()
-    if "error" in report:
-        raise _error(**report["error"])
-    raise UnbrokenError(
+    last = said.decode(errors="replace").strip()
+    raise NoReportError(
         f"the supervisor could not start: {last or 'it said nothing'}",
         hint=f"try it by hand: {sys.executable} -P -c 'import unbroken.supervisor.__main__'",
     )
+
+
+def _report_in(line: bytes) -> dict[str, Any]:
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 def _error(kind: str, message: str, hint: str) -> UnbrokenError:

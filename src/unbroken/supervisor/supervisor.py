@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from unbroken.errors import StorageError, UsageError
 from unbroken.rundir import layout
+from unbroken.rundir.control import read_stop
 from unbroken.rundir.identity import new_attempt, open_run
 from unbroken.rundir.lock import RunLock
 from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
-from unbroken.supervisor import progress, registry, restart_policy
-from unbroken.supervisor.attempt import run_attempt
+from unbroken.supervisor import adoption, engines, memory_hints, progress, registry, restart_policy, slurm
+from unbroken.supervisor.adoption import Found
+from unbroken.supervisor.attempt import Care, adopt_attempt, run_attempt, verified
+from unbroken.supervisor.endings import handed_over
+from unbroken.supervisor.engines import engine_of
+from unbroken.supervisor.outcome import not_made
+from unbroken.supervisor.outside import Outside
 from unbroken.supervisor.plan import Plan, write_plan
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Decision, Ended
+from unbroken.supervisor.side_work import SideWork
 from unbroken.supervisor.states import Snapshot, State
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.survivors import refuse_beside_survivors
+from unbroken.supervisor.verdict import Verdict
 from unbroken.supervisor.watchers import makers
 
 _LOOK_SECONDS = 0.5
@@ -35,7 +45,11 @@ _STATE_AFTER: dict[str, State] = {
 class Supervisor:
     """Keeps the run of `plan` going until it is done, stopped or held.
 
-    Made by the process that supervises, which has no other children and has called `block_signals`.
+    Made by the process that supervises, which has no other children and has called `block_signals`. With
+    `revives` it takes the run over from one that is gone: an attempt that runs is adopted, what failed
+    before still counts, and what was held, done or stopped is not started (NotRunningError). Otherwise it
+    starts the run.
+
     Raises RunBusyError if somebody else keeps the run going, or an earlier attempt of it still runs, and
     UsageError if the directory is that of a run with another name.
     """
@@ -44,11 +58,11 @@ class Supervisor:
         self,
         plan: Plan,
         *,
+        revives: bool = False,
         newest_verified: Callable[[Path], str | None] = progress.newest_verified,
         choose: Callable[[], float] = random.random,
     ) -> None:
         self._plan = plan
-        self._newest_verified = newest_verified
         self._choose = choose
         self._history: list[Ended] = []
         identity = open_run(plan.directory, name=plan.name)
@@ -63,10 +77,18 @@ class Supervisor:
             doing="keeps this run going",
         )
         self._lock.acquire(command=list(plan.command))
-        refuse_beside_survivors(plan.directory)
+        self._found = adoption.find(plan.directory) if revives else None
+        if self._found is None:
+            refuse_beside_survivors(plan.directory)
         become_subreaper()
-        self._stop = StopWatch(plan.directory, grace_seconds=plan.grace_seconds)
-        self._stop.clear()
+        engine = engine_of(os.environ)
+        self._stop = StopWatch(
+            plan.directory,
+            grace_seconds=plan.grace_seconds,
+            engine=engine.name if engine is not None else "",
+        )
+        if self._found is None or adoption.is_void(read_stop(plan.directory), self._found):
+            self._stop.clear()
         now = time.time()
         snapshot = Snapshot(
             state="starting",
@@ -79,50 +101,130 @@ class Supervisor:
             changed_seconds=now,
             grace_seconds=plan.grace_seconds,
         )
-        write_plan(plan)
+        if plan.whole_batches:
+            memory_hints.forget(plan.directory)
+        write_plan(replace(plan, whole_batches=False))
         self._records = Records(plan.directory, snapshot)
-        self._makers = makers(plan, self._records)
+        self._side_work = SideWork(plan, self._records)
+        self._outside = Outside(plan, self._records)
+        self._care = Care(
+            stop=self._stop,
+            records=self._records,
+            makers=[self._outside.watcher, self._side_work.watcher, *makers(plan, self._records)],
+            newest_verified=newest_verified,
+        )
+        self._first_checkpoint: str | None = None
         self._records.show()
+
+    @property
+    def found(self) -> str:
+        """What a run that is taken over was doing, in words; empty for one that is started."""
+        return str(self._found) if self._found is not None else ""
 
     def run(self) -> int:
         """Run attempts until it is over, and return the exit code of the whole run."""
-        directory, name = self._plan.directory, self._records.snapshot.name
-        self._records.event("run-started", name=name, command=self._plan.command)
-        try:
-            registry.register(name, directory)
-        except StorageError as error:
-            say(f"this run is known by its path only: could not {error.message}")
-        first_checkpoint = progress.newest_listed(directory)
-        decision = self._attempt(first_checkpoint)
+        decision = self._begin() if self._found is None else self._take_over(self._found)
         while decision.action == "restart":
             self._pause(decision)
             if self._stop.is_asked:
                 decision = restart_policy.stopped_between_attempts()
                 break
-            decision = self._attempt(first_checkpoint)
+            decision = self._attempt()
         return self._finish(decision)
 
-    def _attempt(self, first_checkpoint: str | None) -> Decision:
+    def _begin(self) -> Decision:
+        self._first_checkpoint = progress.newest_or(self._plan.directory, None)
+        self._records.event(
+            "run-started",
+            name=self._records.snapshot.name,
+            command=self._plan.command,
+            first_checkpoint=self._first_checkpoint,
+        )
+        self._register()
+        return self._attempt()
+
+    def _take_over(self, found: Found) -> Decision:
+        """Go on with a run where its last supervisor left it."""
+        past = found.past
+        self._first_checkpoint, self._history = past.first_checkpoint, list(past.ended)
+        self._records.event("run-revived", found=str(found), machine_restarted=found.machine_restarted)
+        self._records.show(restarts=len(self._history))
+        self._register()
+        if found.is_running:
+            self._give_time_to_stop()
+        # Takes note of a request that the last supervisor could not obey any more.
+        self._stop.wait(0)
+        if found.begun is not None:
+            known = self._known_checkpoint
+            self._history.append(
+                adopt_attempt(
+                    self._plan.directory, found.begun, found, care=self._care, known_checkpoint=known
+                )
+            )
+            return self._decide()
+        if self._stop.is_asked:
+            return restart_policy.stopped_between_attempts()
+        if not self._history or past.is_interrupted:
+            return self._attempt()
+        if past.next_start is None:
+            # It was gone before it could look what the attempt had left.
+            newest = verified(self._plan.directory, self._care)
+            self._history[-1] = replace(self._history[-1], checkpoint=newest)
+            return self._decide()
+        pause = max(0.0, past.next_start - time.time())
+        reason = "decided before the supervisor was gone"
+        return Decision(action="restart", reason=reason, delay_seconds=pause)
+
+    def _give_time_to_stop(self) -> None:
         try:
-            attempt = new_attempt(self._plan.directory)
+            adoption.give_time_to_stop(self._plan.directory, self._plan.grace_seconds)
         except StorageError as error:
-            return restart_policy.hold(f"no attempt can be made: {error.message}", hint=error.hint)
+            say(f"its time to stop stays over: could not {error.message}")
+
+    def _register(self) -> None:
+        try:
+            registry.register(self._records.snapshot.name, self._plan.directory)
+        except StorageError as error:
+            say(f"this run is known by its path only: could not {error.message}")
+
+    @property
+    def _known_checkpoint(self) -> str | None:
+        return self._history[-1].checkpoint if self._history else self._first_checkpoint
+
+    def _attempt(self) -> Decision:
+        directory, command = self._plan.directory, self._plan.command
+        self._side_work.prepare()
+        try:
+            attempt = new_attempt(directory)
+        except StorageError as error:
+            return self._without_attempt(not_made(error))
+        known = self._known_checkpoint
+        ended = run_attempt(directory, command, attempt, care=self._care, known_checkpoint=known)
+        self._history.append(ended)
+        return self._decide()
+
+    def _without_attempt(self, verdict: Verdict) -> Decision:
+        reason = verdict.evidence[0]
+        if not verdict.cause:
+            return restart_policy.hold(reason, hint=verdict.hint)
         self._history.append(
-            run_attempt(
-                self._plan.directory,
-                self._plan.command,
-                attempt,
-                stop=self._stop,
-                records=self._records,
-                makers=self._makers,
-                known_checkpoint=self._history[-1].checkpoint if self._history else first_checkpoint,
-                newest_verified=self._newest_verified,
+            Ended(
+                verdict=verdict,
+                started_seconds=time.monotonic(),
+                lived_seconds=0.0,
+                has_words=False,
+                made_step=False,
+                checkpoint=self._known_checkpoint,
             )
         )
+        decision = self._decide()
+        return replace(decision, reason=f"{reason}; {decision.reason}")
+
+    def _decide(self) -> Decision:
         return restart_policy.decide(
             self._history,
             self._plan.policy,
-            first_checkpoint=first_checkpoint,
+            first_checkpoint=self._first_checkpoint,
             is_stop_asked=self._stop.is_asked,
             now_seconds=time.monotonic(),
             random=self._choose(),
@@ -137,6 +239,7 @@ class Supervisor:
             reason=decision.reason,
             hint=decision.hint,
             next_start=next_start,
+            checkpoint=self._known_checkpoint,
         )
         self._records.show(
             state="backing-off",
@@ -149,11 +252,27 @@ class Supervisor:
         while not self._stop.wait(min(_LOOK_SECONDS, until - time.monotonic())):
             if time.monotonic() >= until:
                 return
+            self._outside.ask(self._stop)
+
+    def _is_machine_going(self) -> bool:
+        """Tell whether the run ends only since this machine does: it is to go on when the machine is back."""
+        request = self._stop.request
+        # Of an engine's machines, it is the engine that starts the run again.
+        if request is None or engine_of(os.environ) is not None:
+            return False
+        if request.is_preemption:
+            return True
+        # Here: it starts programs, for which the supervisor has no other need.
+        from unbroken.supervisor.systemd import is_machine_going_down
+
+        return request.reason.startswith("SIGTERM") and is_machine_going_down()
 
     def _finish(self, decision: Decision) -> int:
+        decision = handed_over(decision, self._stop.request)
         assert decision.exit_code is not None, "a run that goes on has no exit code"
         self._stop.clear()
         state = _STATE_AFTER[decision.action]
+        self._side_work.prepare()
         self._records.event(
             "run-ended",
             action=decision.action,
@@ -161,6 +280,7 @@ class Supervisor:
             reason=decision.reason,
             hint=decision.hint,
             exit_code=decision.exit_code,
+            is_interrupted=decision.action in ("stopped", "hand-over") and self._is_machine_going(),
         )
         self._records.show(
             state=state,
@@ -171,6 +291,13 @@ class Supervisor:
             leader=None,
             exit_code=decision.exit_code,
         )
+        engines.leave_message(os.environ, state, decision.reason, hint=decision.hint)
+        self._side_work.finish()
+        if self._plan.requeue and decision.action == "hand-over":
+            newest = progress.newest_or(self._plan.directory, self._first_checkpoint)
+            has_gone_on = newest is None or newest != self._first_checkpoint
+            # The last: it ends the job, and this process with it.
+            slurm.requeue_job(os.environ, self._records, has_gone_on=has_gone_on)
         self._records.close()
         self._lock.release()
         return decision.exit_code

@@ -32,10 +32,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskToStop:
-    """The attempt is to save and stop, within `seconds` if they are given, else within the run's grace."""
+    """The attempt is to save and stop, within `seconds` if they are given, else within the run's grace.
+
+    After a preemption the run is not over: whoever started it is told to run it again.
+    """
 
     reason: str
     seconds: float | None = None
+    is_preemption: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from unbroken.supervisor.grace import grace_watch
+from unbroken.supervisor.job_control import job_control_watch
+from unbroken.supervisor.missed_saves import SaveWatch
+from unbroken.supervisor.output_keeping import OutputKeeping
 from unbroken.supervisor.plan import Plan
 from unbroken.supervisor.records import Records
+from unbroken.supervisor.resources import Resources
+from unbroken.supervisor.watchdog import watchdog
 from unbroken.supervisor.watcher import MakeWatcher
 
 
 def makers(plan: Plan, records: Records) -> list[MakeWatcher]:
     """Return what makes the watchers of each attempt of `plan`, in the order in which they look."""
-    return []
+    return [
+        job_control_watch(records),
+        grace_watch(plan.grace_seconds, records),
+        Resources(plan.directory, records),
+        OutputKeeping(limit_bytes=plan.log_limit_bytes, records=records),
+        SaveWatch(records=records),
+        watchdog(plan.hang, records),
+    ]
