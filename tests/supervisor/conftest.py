@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import unbroken.errors
+from unbroken.supervisor.cells import find_cell
+from unbroken.supervisor.engines import ENGINES
 
 _SOURCES = Path(unbroken.errors.__file__).parents[1]
 
@@ -23,7 +25,9 @@ class Bench:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN")}
+        engines = tuple(name for engine in ENGINES for name in engine.variables)
+        left_out = ("UNBROKEN", *engines)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         self.environment = {**kept, "XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(_SOURCES)}
 
     def script(self, name: str, text: str) -> str:
@@ -104,6 +108,11 @@ class Bench:
                 except ProcessLookupError:
                     continue
             time.sleep(0.02)
+        # Those of supervisors that were killed.
+        for attempt in self.place.glob("**/attempts/*"):
+            cell = find_cell(attempt)
+            if cell is not None:
+                cell.remove()
 
 
 @pytest.fixture

@@ -18,8 +18,15 @@ _EXIT_INTERRUPTED = 130
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("unbroken.cli.run", "run", "Start a command and keep it going."),
     "status": ("unbroken.cli.status", "status", "Show what runs are doing."),
+    "top": ("unbroken.cli.top", "top", "Watch what runs are doing."),
+    "why": ("unbroken.cli.why", "why", "Say why a run ended or was restarted."),
     "logs": ("unbroken.cli.logs", "logs", "Show the output of a run."),
+    "save": ("unbroken.cli.save", "save", "Ask a run for a checkpoint now."),
+    "attach": ("unbroken.cli.attach", "attach", "Show a run that is going on, to its end."),
     "stop": ("unbroken.cli.stop", "stop", "Ask a run to save and stop."),
+    "release": ("unbroken.cli.release", "release", "Start a run again that was held."),
+    "revive": ("unbroken.cli.revive", "revive", "Take over a run whose supervisor is gone."),
+    "install-boot": ("unbroken.cli.install_boot", "install_boot", "Let runs go on after a reboot."),
     "ls": ("unbroken.cli.ls", "ls", "List the checkpoints of a run."),
     "inspect": ("unbroken.cli.inspect", "inspect", "Show what is in a checkpoint."),
     "verify": ("unbroken.cli.verify", "verify", "Check every byte of a run's checkpoints."),
@@ -29,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "prune": ("unbroken.cli.prune", "prune", "Delete checkpoints that no policy wants."),
     "pin": ("unbroken.cli.pin", "pin", "Keep a checkpoint from every prune."),
     "drill": ("unbroken.cli.drill", "drill_command", "Prove that a script resumes bit for bit."),
+    "simulate": ("unbroken.cli.simulate", "simulate", "Rehearse a failure with a toy job."),
 }
 
 

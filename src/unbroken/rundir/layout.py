@@ -8,20 +8,30 @@ supervisor.lock           held while a supervisor keeps the run going; superviso
 supervisor.json           snapshot of what the supervisor is doing, for `status`
 supervisor-plan.json      what it keeps going and how, for a supervisor that takes over
 supervisor.log            what the supervisor had to say
+ballast                   space kept for its records, given up when the disk is full
+resources.json            what the attempt used a few seconds ago; resources-history.json its course
 journal.jsonl             the supervisor's events: attempts, verdicts, decisions
 checkpoints/step-00001200 one committed checkpoint; `.staging-*` is one being written
 quarantine/               checkpoints that failed verification, with the reason
 attempts/0001/            one process lifetime: output, events, heartbeat, last words, verdict; and
-                          restoring.json from before a checkpoint is read until it is restored
+                          restoring.json from before a checkpoint is read until it is restored;
+                          micro-batches.json if its script can split batches, with how small they are;
+                          cell.json names its control groups while they are there; the output is out.log,
+                          later out.log.gz, with out.times (when it grew) and out.start (what the archive
+                          begins with, if older output was freed); ranks/ has that of each rank of torchrun
 pins.json                 the checkpoints that no prune deletes, and why
+pace.json                 how fast the run is used to go, by which a hang is told from a slow step
 control/                  requests to the run: stop.json, save-now.json
 latest                    symbolic link to the newest checkpoint; a convenience, never trusted
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from unbroken.storage.failures import translated
 
 FORMAT_VERSION = 1
 
@@ -33,6 +43,8 @@ SUPERVISOR_HOLDER = "supervisor-holder.json"
 SUPERVISOR_FILE = "supervisor.json"
 PLAN_FILE = "supervisor-plan.json"
 SUPERVISOR_LOG = "supervisor.log"
+RESOURCES_FILE = "resources.json"
+RESOURCES_HISTORY_FILE = "resources-history.json"
 JOURNAL_FILE = "journal.jsonl"
 CHECKPOINTS = "checkpoints"
 QUARANTINE = "quarantine"
@@ -41,6 +53,8 @@ STOP_FILE = "control/stop.json"
 SAVE_NOW_FILE = "control/save-now.json"
 LATEST_LINK = "latest"
 PINS_FILE = "pins.json"
+PACE_FILE = "pace.json"
+BALLAST = "ballast"
 
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.digest"
@@ -48,15 +62,22 @@ QUARANTINE_REASON = "reason.json"
 STAGING_PREFIX = ".staging-"
 
 OUTPUT_LOG = "out.log"
+RANKS = "ranks"
 HEARTBEAT = "heartbeat"
 WRITER_PROCESS = "writer-process.json"
 LAST_WORDS = "last-words.json"
 RESTORING_FILE = "restoring.json"
+MICRO_BATCHES_FILE = "micro-batches.json"
+CELL_FILE = "cell.json"
+ERROR_FILE = "launcher-error.json"
 EXIT_FILE = "exit.json"
 VERDICT_FILE = "verdict.json"
+STACKS = "stacks"
 
 RUN_DIR_VARIABLE = "UNBROKEN_RUN_DIR"
 ATTEMPT_VARIABLE = "UNBROKEN_ATTEMPT"
+# How often batches are to be halved, after memory ran out.
+HALVINGS_VARIABLE = "UNBROKEN_HALVINGS"
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
@@ -97,9 +118,27 @@ def events_file(rank: int = 0) -> str:
     return f"events-rank{rank}.jsonl"
 
 
+def output_archive(log: Path) -> Path:
+    """Return where the output `log` is once it is closed and compressed."""
+    return log.with_name(log.name + ".gz")
+
+
+def output_start(log: Path) -> Path:
+    """Return the file that tells at which byte of the output its archive begins, if not at the first."""
+    return log.with_suffix(".start")
+
+
+def output_times(log: Path) -> Path:
+    """Return the file that tells when the output had grown to which size."""
+    return log.with_suffix(".times")
+
+
 def attempts(run_directory: Path) -> list[int]:
-    """Return the numbers of all attempts, ascending."""
+    """Return the numbers of all attempts, ascending. Raises StorageError if they cannot be listed."""
     directory = run_directory / ATTEMPTS
-    if not directory.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+    with translated("list", str(directory)):
+        try:
+            names = os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    return sorted(int(name) for name in names if name.isdecimal())
