@@ -54,7 +54,7 @@ def test_every_item_comes_once_and_in_its_order(
     assert len(expected) == 30
 
 
-@pytest.mark.parametrize("stop_at", [10, 11, 20])
+@pytest.mark.parametrize("stop_at", [10, pytest.param(11, marks=pytest.mark.chaos), 20])
 def test_a_run_that_was_over_goes_on_with_the_next_epoch(tmp_path: Path, stop_at: int) -> None:
     expected = whole(tmp_path / "whole", Shuffled, epochs=3)
     first = whole(tmp_path / "cut", Shuffled, epochs=1)
@@ -64,7 +64,7 @@ def test_a_run_that_was_over_goes_on_with_the_next_epoch(tmp_path: Path, stop_at
 
 
 # The last one takes its state for the next pass only.
-@pytest.mark.parametrize("build", [Cursor, Shuffled, FromItsEnd])
+@pytest.mark.parametrize("build", [Cursor, pytest.param(Shuffled, marks=pytest.mark.chaos), FromItsEnd])
 def test_an_object_that_is_a_part_too_is_restored_once(tmp_path: Path, build: Callable[[], Any]) -> None:
     def run(directory: Path, stops: tuple[int, ...]) -> list[str]:
         ledger = []
@@ -207,7 +207,10 @@ def test_large_states_are_kept_as_bytes_with_a_digest(tmp_path: Path) -> None:
     assert any(path.startswith("position/") and "buffer" in path for path in tensors)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--with-state",), ("--with-state", "--persistent")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), pytest.param(("--with-state",), marks=pytest.mark.chaos), ("--with-state", "--persistent")],
+)
 def test_killed_while_workers_read_ahead_it_takes_the_same_steps(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:

@@ -137,7 +137,11 @@ def test_two_phases_of_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+    "save",
+    [
+        pytest.param([unbroken.EverySteps(1)], id="steps"),
+        pytest.param([unbroken.EveryEpochs(1)], id="epochs", marks=pytest.mark.chaos),
+    ],
 )
 def test_work_before_the_batches_of_an_epoch_counts_once(tmp_path: Path, save: list[Any]) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
@@ -152,7 +156,11 @@ def test_work_before_the_batches_of_an_epoch_counts_once(tmp_path: Path, save: l
 
 
 @pytest.mark.parametrize(
-    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+    "save",
+    [
+        pytest.param([unbroken.EverySteps(1)], id="steps", marks=pytest.mark.chaos),
+        pytest.param([unbroken.EveryEpochs(1)], id="epochs"),
+    ],
 )
 def test_a_generator_that_is_a_part_and_drawn_from_by_the_dataset_too(
     tmp_path: Path, save: list[Any]
@@ -179,7 +187,11 @@ def test_a_generator_that_is_a_part_and_drawn_from_by_the_dataset_too(
 
 
 @pytest.mark.parametrize(
-    "save", [[unbroken.EverySteps(1)], [unbroken.EveryEpochs(1)]], ids=["steps", "epochs"]
+    "save",
+    [
+        pytest.param([unbroken.EverySteps(1)], id="steps"),
+        pytest.param([unbroken.EveryEpochs(1)], id="epochs", marks=pytest.mark.chaos),
+    ],
 )
 def test_a_loader_that_is_built_anew_each_epoch(tmp_path: Path, save: list[Any]) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:

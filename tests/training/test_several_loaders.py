@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import unbroken
+from tests.some import some
 from tests.training.test_position import Log, Loop, check_every_cut, loader, play, values
 from unbroken.errors import UnsupportedStateError
 
@@ -83,7 +84,14 @@ def warm_up_and_train(
     return loop
 
 
-@pytest.mark.parametrize("build", [elastic, counting])
+KINDS_AND_PLACES = some(
+    {kind: kind for kind in ("elastic", "generator")},
+    {place: place for place in ("before the loop", "in its body")},
+    one_in=2,
+)
+
+
+@pytest.mark.parametrize("build", [elastic, pytest.param(counting, marks=pytest.mark.chaos)])
 def test_loaders_of_one_data_set_that_keep_an_epoch_have_to_be_named(tmp_path: Path, build: Any) -> None:
     def until(names: tuple[str | None, str | None], directory: str, cut: int | None) -> Log:
         loop = warm_up_and_train(build, 8, names)
@@ -104,14 +112,14 @@ def _third_pass(data: DataLoader[Any]) -> list[Any]:
     return [list(data) for _ in range(3)][2]
 
 
-@pytest.mark.parametrize("build", [elastic, counting])
+@pytest.mark.parametrize("build", [counting, pytest.param(elastic, marks=pytest.mark.chaos)])
 def test_loaders_that_keep_an_epoch_are_told_apart_by_their_data(tmp_path: Path, build: Any) -> None:
     loop = warm_up_and_train(build, 4, (None, None))
 
     check_every_cut(tmp_path, loop, cuts=[7, 11], save=[unbroken.EveryEpochs(1)])
 
 
-@pytest.mark.parametrize("build", [elastic, counting])
+@pytest.mark.parametrize("build", [elastic, pytest.param(counting, marks=pytest.mark.chaos)])
 def test_an_evaluation_whose_sampler_keeps_an_epoch_goes_on_with_it(tmp_path: Path, build: Any) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
         train, evaluation = loader(), build(4)
@@ -150,8 +158,7 @@ def with_generator(kind: str) -> DataLoader[Any]:
     return loader(generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("kind", ["elastic", "generator"])
-@pytest.mark.parametrize("place", ["before the loop", "in its body"])
+@pytest.mark.parametrize(("kind", "place"), KINDS_AND_PLACES)
 def test_a_loader_begins_each_epoch_as_it_would_have_wherever_it_is_built(
     tmp_path: Path, kind: str, place: str
 ) -> None:
@@ -189,8 +196,7 @@ def test_a_loader_that_a_resume_finds_in_the_body_of_the_second_epoch_is_told(
     assert told() == 0
 
 
-@pytest.mark.parametrize("kind", ["elastic", "generator"])
-@pytest.mark.parametrize("place", ["before the loop", "in its body"])
+@pytest.mark.parametrize(("kind", "place"), KINDS_AND_PLACES)
 def test_an_evaluation_inside_an_epoch_goes_on_wherever_its_loader_is_built(
     tmp_path: Path, kind: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
