@@ -260,6 +260,9 @@ def test_a_copy_of_a_run_directory_has_no_part_in_what_runs_in_the_original(
     shutil.copytree(bench.directory, copy, symlinks=True)
     assert living_in_cells(copy) == []
     assert find_cell(copy / "attempts/0001") is None
+    stopped = bench.cli("stop", str(copy))
+    assert "this is a copy of" in stopped.stderr
+    assert str(leader) not in stopped.stderr
     for attempt in (1, 2):
         (copy / f"end-{attempt}").write_text("0")
     revived = bench.cli("revive", str(copy))

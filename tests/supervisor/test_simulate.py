@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from unbroken.cli import simulate as command
-from unbroken.cli.simulations import memory_group
+from unbroken.cli.simulations import memory_group, stage
 from unbroken.cli.simulations.failures import FAILURES, STEPS, judge
 from unbroken.cli.simulations.job import undisturbed_value
 from unbroken.cli.simulations.story import Story, read_story
 from unbroken.rundir.journal import Journal
+from unbroken.rundir.processes import identify
+from unbroken.supervisor.states import Snapshot, write_state
 
 from ..out_of_memory import one_at_a_time
 from .conftest import Bench
@@ -140,6 +143,38 @@ def test_where_no_memory_group_can_be_made_there_is_none(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory_group, "_places", lambda: iter([Path("/proc/none/unbroken")]))
     with memory_group.memory_group() as group:
         assert group is None
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_a_rehearsal_that_went_wrong_ends_its_job_but_no_stranger_with_its_number(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_reused: bool
+) -> None:
+    # Whoever is asked to stop it answers too late.
+    monkeypatch.setattr(stage, "_PATIENCE_SECONDS", 0.05)
+    process = bench.popen(["sleep", "600"], start_new_session=True)
+    leader = identify(process.pid)
+    assert leader is not None
+    gone = replace(leader, start_ticks=leader.start_ticks - 1)
+    state = Snapshot(
+        state="running",
+        reason="",
+        run_id="x",
+        name="it",
+        command=("sleep", "600"),
+        supervisor=gone,
+        started_seconds=1.0,
+        changed_seconds=1.0,
+        grace_seconds=1.0,
+        leader=gone if is_reused else leader,
+    )
+    place = stage.Stage(bench.place)
+    place.directory.mkdir()
+    write_state(place.directory, state)
+    place.leave()
+    if is_reused:
+        assert process.poll() is None
+        process.kill()
+    assert process.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_events_that_nobody_has_words_for_are_told_by_their_name(tmp_path: Path) -> None:

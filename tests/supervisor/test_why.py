@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +98,20 @@ def test_why_tells_what_goes_on_and_what_was_lost(
     lost = why_json(capsys, directory)
     assert (lost["attempt"]["outcome"], lost["attempt"]["confidence"]) == ("lost", "unknown")
     assert lost["attempt"]["step"] >= 1
+
+
+def test_what_why_says_to_start_a_stopped_run_again_does_so_from_anywhere(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = bench.script("it is.sh", "test $UNBROKEN_ATTEMPT = 1 && kill -TERM $PPID && sleep 60; pwd")
+    bench.run("sh", Path(script).name)
+    assert bench.state()["state"] == "stopped"
+    (line,) = (line for line in why_json(capsys, str(bench.directory))["next"] if line.startswith("to go on"))
+    command = line.split("`")[1].replace(" unbroken ", f" {shlex.join(bench.command())} ")
+    elsewhere = bench.place / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run(command, shell=True, check=True, cwd=elsewhere, env=bench.environment, timeout=60)
+    assert bench.output(2) == f"{bench.place}\n"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,16 @@ from unbroken.errors import StateMismatchError, UnsupportedStateError
 Log = list[tuple[Any, ...]]
 Loop = Callable[[unbroken.Run, Log, Callable[..., None]], None]
 
+# One of the two in the ordinary tests.
+STEPS_OR_EPOCHS = [
+    pytest.param([unbroken.EverySteps(1)], id="steps"),
+    pytest.param([unbroken.EveryEpochs(1)], id="epochs", marks=pytest.mark.chaos),
+]
+EPOCHS_OR_STEPS = [
+    pytest.param([unbroken.EveryEpochs(1)], id="epochs"),
+    pytest.param([unbroken.EverySteps(1)], id="steps", marks=pytest.mark.chaos),
+]
+
 
 def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(8)), **{"batch_size": 2, "shuffle": True, **options})
@@ -136,13 +146,7 @@ def test_two_phases_of_epochs(tmp_path: Path) -> None:
     check_every_cut(tmp_path, loop)
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        pytest.param([unbroken.EverySteps(1)], id="steps"),
-        pytest.param([unbroken.EveryEpochs(1)], id="epochs", marks=pytest.mark.chaos),
-    ],
-)
+@pytest.mark.parametrize("save", STEPS_OR_EPOCHS)
 def test_work_before_the_batches_of_an_epoch_counts_once(tmp_path: Path, save: list[Any]) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
         own = run.generators["own"]  # type: ignore[attr-defined]
@@ -155,13 +159,7 @@ def test_work_before_the_batches_of_an_epoch_counts_once(tmp_path: Path, save: l
     check_every_cut(tmp_path, loop, own=True, save=save)
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        pytest.param([unbroken.EverySteps(1)], id="steps", marks=pytest.mark.chaos),
-        pytest.param([unbroken.EveryEpochs(1)], id="epochs"),
-    ],
-)
+@pytest.mark.parametrize("save", EPOCHS_OR_STEPS)
 def test_a_generator_that_is_a_part_and_drawn_from_by_the_dataset_too(
     tmp_path: Path, save: list[Any]
 ) -> None:
@@ -186,13 +184,7 @@ def test_a_generator_that_is_a_part_and_drawn_from_by_the_dataset_too(
     check_every_cut(tmp_path, loop, own=True, save=save)
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        pytest.param([unbroken.EverySteps(1)], id="steps"),
-        pytest.param([unbroken.EveryEpochs(1)], id="epochs", marks=pytest.mark.chaos),
-    ],
-)
+@pytest.mark.parametrize("save", STEPS_OR_EPOCHS)
 def test_a_loader_that_is_built_anew_each_epoch(tmp_path: Path, save: list[Any]) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
         for _ in run.epochs(3):
