@@ -225,13 +225,12 @@ def _command_line(process_id: int) -> bytes:
 
 def _fill(path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file:
         try:
             os.posix_fallocate(file.fileno(), 0, max(1, free - (1 << 20)))
             while True:
                 file.seek(0, os.SEEK_END)
                 file.write(b"x" * 4096)
-                file.flush()
         except OSError:
             # Full, which is what is wanted.
             return
