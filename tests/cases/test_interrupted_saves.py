@@ -34,7 +34,7 @@ with unbroken.Run(sys.argv[1], **options, state=state) as run:
 """
 
 
-@pytest.mark.parametrize("way", ["beside", "in-the-loop"])
+@pytest.mark.parametrize("way", ["beside", pytest.param("in-the-loop", marks=pytest.mark.chaos)])
 def test_the_checkpoint_before_is_untouched_and_the_next_start_goes_on_from_it(
     tmp_path: Path, way: str
 ) -> None:
