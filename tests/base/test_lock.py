@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -188,7 +190,33 @@ class TestLock:
     def test_a_process_that_is_gone_is_not_alive_and_one_of_another_host_cannot_be_asked(self) -> None:
         me = identify_self()
         assert is_alive(me)
-        import dataclasses
-
         assert is_alive(dataclasses.replace(me, start_ticks=me.start_ticks + 1)) is False
-        assert is_alive(dataclasses.replace(me, host="elsewhere")) is None
+        assert is_alive(dataclasses.replace(me, host="elsewhere", boot_id="another")) is None
+
+    def test_a_host_that_was_renamed_is_the_same_and_a_container_beside_it_is_not(self) -> None:
+        me = identify_self()
+        if not me.namespace:
+            pytest.skip("this kernel tells no namespaces")
+        renamed = dataclasses.replace(me, host="before")
+        assert is_alive(renamed)
+        assert is_alive(dataclasses.replace(renamed, start_ticks=me.start_ticks + 1)) is False
+        assert is_alive(dataclasses.replace(renamed, namespace=me.namespace + 1)) is None
+        assert is_alive(dataclasses.replace(renamed, namespace=0)) is None
+
+    def test_a_copy_is_not_kept_locked_by_the_holder_of_the_original_and_a_moved_one_is(
+        self, tmp_path: Path
+    ) -> None:
+        original, copy, moved = (tmp_path / name for name in ("original", "copy", "moved"))
+        original.mkdir()
+        holder = self.start_holder(original)
+        try:
+            shutil.copytree(original, copy)
+            lock = self.lock(copy)
+            lock.acquire()
+            lock.release()
+            original.rename(moved)
+            original.mkdir()
+            with pytest.raises(RunBusyError, match=f"process {holder.pid}"):
+                self.lock(moved).acquire()
+        finally:
+            holder.communicate()

@@ -17,6 +17,7 @@ import pytest
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir.last_words import read_last_words
+from unbroken.training.position import Position
 
 from ..supervisor.conftest import Bench
 from ..zygote import start_script
@@ -73,7 +74,6 @@ class TestSavesOnSignals:
             process.send_signal(signal.SIGTERM)
             time.sleep(pauses.random() * 0.002)
         code = process.wait(DEADLINE_SECONDS)
-        # Ended by one that came after the handlers had been given back, at the very end, it had saved.
         assert code == 75
         words = read_last_words(run_dir / "attempts/0001")
         assert words is not None
@@ -97,6 +97,45 @@ class TestSavesOnSignals:
             assert signal.getsignal(signal.SIGTERM) is mine
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def test_a_handler_set_inside_the_block_is_told_of_and_stays(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        called: list[int] = []
+        try:
+            with unbroken.Run(tmp_path) as run:
+                ours = signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
+                mine = signal.getsignal(signal.SIGTERM)
+                for _ in range(4):
+                    run.step()
+                os.kill(os.getpid(), signal.SIGTERM)
+                run.step()
+            assert signal.getsignal(signal.SIGTERM) is mine
+            assert called == [signal.SIGTERM]
+            assert ours is not mine
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert capsys.readouterr().err.count("set a handler of its own for SIGTERM") == 1
+
+    def test_a_signal_that_comes_while_a_stopped_run_closes_changes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        close = Position.close
+
+        def asked_again(position: Position) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            close(position)
+
+        monkeypatch.setattr(Position, "close", asked_again)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        try:
+            with pytest.raises(SystemExit) as left, unbroken.Run(tmp_path) as run:
+                os.kill(os.getpid(), signal.SIGTERM)
+                run.step()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert left.value.code == 75
 
     def test_a_handler_that_would_end_the_process_does_not_prevent_the_save(self, tmp_path: Path) -> None:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
@@ -152,7 +191,7 @@ def members(group: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["persistent", "keyed", *(pytest.param(kind, marks=pytest.mark.chaos) for kind in ("plain", "stream"))],
+    ["keyed", *(pytest.param(kind, marks=pytest.mark.chaos) for kind in ("persistent", "plain", "stream"))],
 )
 def test_a_signal_to_the_whole_group_leaves_the_workers_alive_until_the_state_is_saved(
     tmp_path: Path, kind: str
@@ -186,6 +225,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         found.sweep()
 
 
+def test_the_last_words_keep_the_first_and_the_last_line_of_a_long_message(tmp_path: Path) -> None:
+    """A data worker's whole traceback is in its message, and what went wrong stands at its end."""
+    frames = "".join(f"  File 'data.py', line {number}, in get" for number in range(200))
+    message = f"Caught OSError in worker 3.{frames} OSError: no such sample"
+    with pytest.raises(RuntimeError), unbroken.Run(tmp_path):
+        raise RuntimeError(message)
+    words = read_last_words(tmp_path / "attempts/0001")
+    assert words is not None
+    assert words.message.startswith("Caught OSError in worker 3.")
+    assert words.message.endswith("OSError: no such sample")
+    assert len(words.message) < 2100
+
+
 class TestGrace:
     """O43: the scheduler gave ten minutes, and the launcher ended the workers after thirty seconds."""
 
@@ -207,7 +259,9 @@ class TestGrace:
                     time.sleep(600 if "late" in sys.argv else 0)
     """
 
-    @pytest.mark.parametrize(("grace", "saved"), [("20", True), ("0.5", False)])
+    @pytest.mark.parametrize(
+        ("grace", "saved"), [("20", True), pytest.param("0.5", False, marks=pytest.mark.chaos)]
+    )
     def test_a_save_has_the_whole_grace_and_when_that_is_over_the_older_checkpoint_stays_good(
         self, bench: Bench, grace: str, saved: bool
     ) -> None:
@@ -228,6 +282,7 @@ class TestGrace:
 class TestHangs:
     """O45: a collective hung, and the watchdog inside the process did not end it."""
 
+    @pytest.mark.chaos
     def test_a_loop_that_sleeps_for_ever_at_step_5_is_ended_and_goes_on_from_its_checkpoint(
         self, bench: Bench
     ) -> None:
@@ -250,6 +305,7 @@ class TestHangs:
         assert "resumed from step-00000005" in bench.output(2)
 
 
+@pytest.mark.chaos
 class TestCrashLoops:
     """O46: each good start reset the count of failures, and a process that ended in order was done."""
 

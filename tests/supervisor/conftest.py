@@ -10,12 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import unbroken.errors
+from unbroken.rundir import layout
+from unbroken.rundir.identity import open_run
+from unbroken.rundir.journal import read_events
+from unbroken.rundir.processes import identify_self
 from unbroken.supervisor.cells import find_cell
 from unbroken.supervisor.engines import ENGINES
+from unbroken.supervisor.records import Records
+from unbroken.supervisor.registry import register
+from unbroken.supervisor.states import Snapshot
 
 _SOURCES = Path(unbroken.errors.__file__).parents[1]
 
@@ -58,6 +66,18 @@ class Bench:
     def python(self, script: str, *options: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, script, options=options)
 
+    def made(self, *outputs: bytes, directory: Path | None = None) -> Path:
+        """A run that is known, with these outputs of its attempts, which nothing ever kept going."""
+        directory = directory or self.directory
+        open_run(directory)
+        with patch.dict(os.environ, self.environment):
+            register(directory.name, directory)
+        for attempt, content in enumerate(outputs, start=1):
+            place = layout.attempt_directory(directory, attempt)
+            place.mkdir(parents=True)
+            (place / layout.OUTPUT_LOG).write_bytes(content)
+        return directory
+
     @property
     def directory(self) -> Path:
         return self.place / "runs" / "it"
@@ -71,6 +91,11 @@ class Bench:
         except FileNotFoundError:
             return {}
         return value
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """What the supervisor noted in the journal: events of these kinds, or all of them."""
+        path = self.directory / "journal.jsonl"
+        return [event for event in read_events(path) if not kinds or event["kind"] in kinds]
 
     def verdict(self, attempt: int) -> dict[str, Any]:
         return self.read(f"attempts/{attempt:04d}/verdict.json")
@@ -123,6 +148,23 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         bench.until(lambda: not bench.strays(), seconds=10)
     finally:
         bench.sweep()
+
+
+def made_records(directory: Path) -> Records:
+    """The records of a supervisor that this process plays."""
+    now = time.time()
+    snapshot = Snapshot(
+        state="running",
+        reason="",
+        run_id="id",
+        name="it",
+        command=("true",),
+        supervisor=identify_self(),
+        started_seconds=now,
+        changed_seconds=now,
+        grace_seconds=1.0,
+    )
+    return Records(directory, snapshot)
 
 
 def is_running(process_id: int) -> bool:

@@ -153,6 +153,7 @@ def test_an_attempt_that_ended_unseen_and_without_a_word_is_lost_and_counts(
     assert "failure 1 of" in events(bench, "decision")[0]["reason"]
 
 
+@pytest.mark.chaos
 def test_all_of_an_adopted_attempt_is_gone_before_the_next_one_starts(
     bench: Bench, running: Callable[[int], bool]
 ) -> None:
@@ -189,10 +190,18 @@ def test_all_of_an_adopted_attempt_is_gone_before_the_next_one_starts(
     assert not running(int((bench.directory / "escaped").read_text()))
 
 
+@pytest.mark.chaos
 def test_failures_before_the_supervisor_was_killed_go_on_counting(bench: Bench) -> None:
     assert bench.run("sh", "-c", "kill -SEGV $$", options=("--detach", "--backoff", "1")).returncode == 0
     bench.until(lambda: bench.state().get("state") == "backing-off")
     kill_supervisor(bench)
+    # The clock was years ahead then; no pause is longer than the longest.
+    plan = bench.read("supervisor-plan.json")
+    plan["policy"] |= {"cap_seconds": 0.1}
+    (bench.directory / "supervisor-plan.json").write_text(json.dumps(plan))
+    told = [json.loads(line) for line in (bench.directory / "journal.jsonl").read_text().splitlines()]
+    ahead = [{**event, "next_start": time.time() + 1e8} if "next_start" in event else event for event in told]
+    (bench.directory / "journal.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in ahead))
     revived = bench.cli("revive", "it")
     assert "no attempt was going on" in revived.stderr
     bench.until(lambda: bench.state()["state"] == "held")
@@ -200,6 +209,7 @@ def test_failures_before_the_supervisor_was_killed_go_on_counting(bench: Bench) 
     assert "3 times in a row" in bench.state()["reason"]
 
 
+@pytest.mark.chaos
 def test_what_is_held_is_not_revived_but_released_with_a_fresh_budget(bench: Bench) -> None:
     assert bench.run("sh", "-c", "kill -SEGV $$").returncode == 78
     revived = bench.cli("revive", "it")
@@ -250,6 +260,7 @@ def test_a_run_that_nobody_kept_going_is_no_run_to_revive(bench: Bench) -> None:
         assert "hint: " in said.stderr
 
 
+@pytest.mark.chaos
 def test_a_copy_of_a_run_directory_has_no_part_in_what_runs_in_the_original(
     bench: Bench, counting: str, running: Callable[[int], bool]
 ) -> None:
@@ -275,6 +286,7 @@ def test_a_copy_of_a_run_directory_has_no_part_in_what_runs_in_the_original(
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_of_two_that_revive_at_once_one_wins_and_the_other_is_told_who(bench: Bench, counting: str) -> None:
     start(bench, counting)
     kill_supervisor(bench)
@@ -359,6 +371,7 @@ def test_a_run_that_stopped_since_its_machine_was_taken_away_goes_on_when_it_is_
     assert bench.attempts() == 2
 
 
+@pytest.mark.chaos
 def test_a_revived_run_has_the_directory_and_the_environment_of_its_start(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -397,6 +410,23 @@ def test_a_revived_run_has_the_directory_and_the_environment_of_its_start(
     seen = json.loads(bench.output(2))
     assert seen["directory"] == str(bench.place)
     assert (seen["MINE"], seen["LATER"], seen["SSH_AUTH_SOCK"]) == ("a secret", None, None)
+
+
+@pytest.mark.chaos
+def test_what_the_last_supervisor_was_about_to_end_is_ended_for_the_reason_that_it_had(
+    bench: Bench, counting: str, running: Callable[[int], bool]
+) -> None:
+    start(bench, counting)
+    leader = bench.state()["leader"]["process_id"]
+    kill_supervisor(bench)
+    ending = {"kind": "attempt-ending", "attempt": 1, "because": "no step", "ended_kind": "hang", "time": 1.0}
+    with (bench.directory / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps(ending) + "\n")
+    end(bench, 2, 0)
+    assert bench.cli("revive", "it").returncode == 0
+    bench.until(lambda: bench.state()["state"] == "done")
+    assert not running(leader)
+    assert (bench.verdict(1)["outcome"], bench.verdict(1)["kind"]) == ("hung", "hang")
 
 
 @pytest.mark.chaos

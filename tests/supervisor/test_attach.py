@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .in_process import look
+
 if TYPE_CHECKING:
     from .conftest import Bench
 
@@ -20,28 +22,45 @@ for number in range(30):
 while not Path("go" + attempt).exists():
     time.sleep(0.02)
 print("over", attempt)
+# More than a pipe takes.
+print(("x" * 999 + "\\n") * 999)
+print("end", attempt)
 if attempt == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_it_shows_the_last_lines_and_all_that_follows_and_ends_with_the_run(bench: Bench) -> None:
+def test_views_show_all_that_follows_over_attempts_and_end_with_the_run(bench: Bench) -> None:
     assert bench.python(bench.script("train.py", TWICE), "--detach").returncode == 0
     bench.until(lambda: "line 29" in bench.output())
+    follower = bench.start("logs", "-f", "it")
     attached = bench.start("attach", "it", "--tail", "2")
     assert attached.stdout is not None
     assert [attached.stdout.readline() for _ in range(2)] == ["line 28 of 1\n", "line 29 of 1\n"]
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "line 0 of 1\n"
     (bench.place / "go1").touch()
     assert attached.stdout.readline() == "over 1\n"
+    while (line := attached.stdout.readline()) != "end 1\n":
+        assert line.strip("x") == "\n"
     assert attached.stdout.readline() == "line 0 of 2\n"
     (bench.place / "go2").touch()
     assert attached.stderr is not None
     out, said = attached.stdout.read(), attached.stderr.read()
     attached.wait(timeout=30)
-    assert out.endswith("line 29 of 2\nover 2\n")
+    assert "line 29 of 2\nover 2\n" in out
+    assert out.endswith("x\n\nend 2\n")
     assert (attached.returncode, bench.state()["exit_code"]) == (0, 0)
     assert "attempt 1 ended" in said
     assert "attempt 2 started" in said
+    followed = ["line 0 of 1", *follower.stdout.read().splitlines()]
+    assert followed.count("x" * 999) == 2 * 999
+    assert [line for line in followed if line.strip("x")] == [
+        line
+        for n in (1, 2)
+        for line in (*(f"line {number} of {n}" for number in range(30)), f"over {n}", f"end {n}")
+    ]
+    assert follower.wait(timeout=30) == 0
 
 
 def test_it_ends_with_the_code_of_a_run_that_is_held(bench: Bench) -> None:
@@ -65,24 +84,25 @@ def test_it_ends_with_the_code_of_a_run_that_is_held(bench: Bench) -> None:
     _, said = attached.communicate(timeout=30)
     assert attached.returncode == 78
     assert "held" in said
-    refused = bench.cli("attach", "it")
+    refused = look(bench, "attach", "it")
     assert refused.returncode == 1
     assert "it is held" in refused.stderr
 
 
-def test_ctrl_c_detaches_and_the_run_goes_on(bench: Bench, training: str) -> None:
+def test_ctrl_c_ends_a_view_of_a_run_and_the_run_goes_on(bench: Bench, training: str) -> None:
     assert bench.python(training, "--detach").returncode == 0
     bench.until(lambda: "training" in bench.output())
-    attached = bench.start("attach", "it")
-    assert attached.stdout is not None
-    assert attached.stdout.readline() == "training\n"
-    attached.send_signal(signal.SIGINT)
-    _, said = attached.communicate(timeout=30)
-    assert attached.returncode == 130
-    assert "detached; the run goes on" in said
-    assert "Traceback" not in said
+    views = {bench.start("attach", "it"): "detached; the run goes on", bench.start("logs", "-f", "it"): ""}
+    for view, words in views.items():
+        assert view.stdout is not None
+        assert view.stdout.readline() == "training\n"
+        view.send_signal(signal.SIGINT)
+        _, said = view.communicate(timeout=30)
+        assert view.returncode == 130
+        assert words in said
+        assert "Traceback" not in said
     assert bench.state()["state"] == "running"
-    assert bench.cli("stop", "it").returncode == 0
+    assert look(bench, "stop", "it").returncode == 0
 
 
 @pytest.mark.chaos

@@ -70,7 +70,8 @@ def test_nested_bars_drawn_by_hand_keep_their_last_states() -> None:
 def test_colours_are_kept_where_they_are_wanted_and_end_with_their_line() -> None:
     text = "\x1b[1m\x1b[31mred\x1b[0m plain\n"
     assert collapsed(text, with_colours=True) == ["\x1b[1m\x1b[31mred\x1b[0m plain"]
-    assert collapsed("\x1b[32mgreen\n", with_colours=True) == ["\x1b[32mgreen\x1b[0m"]
+    green = ["\x1b[32mgreen\x1b[0m", "\x1b[32mstill\x1b[0m", "", "not"]
+    assert collapsed("\x1b[32mgreen\nstill\n\x1b[0m\nnot\n", with_colours=True) == green
 
 
 def test_lines_come_out_as_soon_as_they_cannot_change() -> None:
@@ -95,6 +96,7 @@ CODES = [
     "\x1b[2D",
     "\x1b[7G",
     "\x1b[1m",
+    "\x1b[0m",
     "\x1b[?25l",
 ]
 ERASING = ["\x1b[K", "\x1b[1K", "\x1b[2K", "\x1b[J"]
@@ -139,6 +141,7 @@ MOVES: dict[str, tuple[int, Callable[[int], int]]] = {
     "\x1b[2D": (0, lambda column: max(0, column - 2)),
     "\x1b[7G": (0, lambda _: 6),
     "\x1b[1m": (0, lambda column: column),
+    "\x1b[0m": (0, lambda column: column),
     "\x1b[?25l": (0, lambda column: column),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -30,8 +29,11 @@ from unbroken.supervisor.engines import (
     longest_pause_seconds,
 )
 from unbroken.supervisor.restart_policy import Decision, hold, stopped_between_attempts
-from unbroken.supervisor.slurm import end_seconds, parse_end_time, restart_count
+from unbroken.supervisor.slurm import end_seconds, job_id, parse_end_time, requeue_job, restart_count
 from unbroken.supervisor.surroundings import is_of_a_session
+
+from .conftest import made_records
+from .scontrol import Scontrol
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -104,8 +106,12 @@ def ending(*, at: float, known: float = 0.0, lead: float = 0.0) -> Ending:
         # unless it leaves a long time.
         (ending(at=900, lead=300), 0, 0, 10, None),
         (ending(at=900, lead=300), 600, 0, 10, 290),
-        # What is over is over.
-        (ending(at=100), 200, 0, 1, 0),
+        # What is near or past leaves as much as is needed to save, for clocks differ and notices come late,
+        (ending(at=100, lead=300), 99, 0, 120, 20),
+        (ending(at=100, lead=300), 9000, 0, 120, 20),
+        (ending(at=100), 200, 0, 120, 20),
+        # but not more than any other stop.
+        (ending(at=100), 200, 0, 1, 1),
     ],
 )
 def test_the_stop_is_asked_for_in_time(
@@ -132,32 +138,42 @@ def test_the_end_of_a_job_is_read_from_the_environment_or_from_scontrol() -> Non
     text = "JobState=RUNNING\n   StartTime=2026-01-02T03:04:05 EndTime=2026-01-02T05:04:05 Deadline=N/A"
     assert parse_end_time(text) == time.mktime((2026, 1, 2, 5, 4, 5, 0, 0, -1))
     assert parse_end_time("EndTime=Unknown") is None
+    for text in ("slurm_load_jobs error", "EndTime=tomorrow"):
+        with pytest.raises(ValueError, match=r"EndTime|tomorrow"):
+            parse_end_time(text)
     assert (restart_count({}), restart_count({"SLURM_RESTART_COUNT": "3"})) == (0, 3)
 
 
-SCONTROL = """#!/bin/sh
-echo "$@" >> {calls}
-test "$1" = show && echo "JobId=77 JobState={state} EndTime={end} Deadline=N/A"
-exit 0
-"""
+def in_job(bench: Bench, *, seconds: float = 3600, state: str = "RUNNING") -> Scontrol:
+    """Let what `bench` starts be a job of Slurm."""
+    scontrol = Scontrol(bench.place, seconds=seconds, state=state)
+    bench.environment |= {"SLURM_JOB_ID": "77", "PATH": scontrol.path}
+    return scontrol
 
 
-class Job:
-    """A job of Slurm that ends in `seconds`; `calls` are those of `scontrol`."""
+TASK = {"SLURM_JOB_ID": "70", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
 
-    def __init__(self, bench: Bench, seconds: float = 3600, state: str = "RUNNING") -> None:
-        programs = bench.place / "programs"
-        programs.mkdir()
-        self._calls = bench.place / "calls"
-        end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
-        script = programs / "scontrol"
-        script.write_text(SCONTROL.format(calls=self._calls, end=end, state=state))
-        script.chmod(0o755)
-        bench.environment |= {"SLURM_JOB_ID": "77", "PATH": f"{programs}:{os.environ['PATH']}"}
 
-    @property
-    def calls(self) -> list[str]:
-        return self._calls.read_text().splitlines() if self._calls.exists() else []
+def test_a_task_of_an_array_means_itself_and_not_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol, records = Scontrol(tmp_path), made_records(tmp_path)
+    monkeypatch.setenv("PATH", scontrol.path)
+    assert end_seconds(TASK) == scontrol.end_seconds
+    requeue_job(TASK, records, has_gone_on=True)
+    records.close()
+    assert scontrol.calls == ["show job 70_3", "show job 70_3", "requeue 70_3"]
+    assert job_id({"SLURM_JOB_ID": "7"}) == "7"
+    assert job_id({}) is None
+
+
+def test_the_form_of_times_that_a_user_likes_does_not_hide_the_end_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = Scontrol(tmp_path)
+    monkeypatch.setenv("PATH", scontrol.path)
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "%H:%M")
+    assert end_seconds({"SLURM_JOB_ID": "77"}) == scontrol.end_seconds
 
 
 def start_training(bench: Bench, script: str, *options: str) -> subprocess.Popen[str]:
@@ -166,45 +182,58 @@ def start_training(bench: Bench, script: str, *options: str) -> subprocess.Popen
     return viewer
 
 
-def events(bench: Bench, kind: str) -> list[dict[str, Any]]:
-    lines = (bench.directory / "journal.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
+@pytest.mark.chaos
 def test_a_job_stops_by_the_clock_and_goes_back_into_the_queue_once(bench: Bench, training: str) -> None:
-    job = Job(bench, seconds=6)
+    job = in_job(bench, seconds=30)
     bench.environment["SLURM_RESTART_COUNT"] = "2"
-    ends = time.time() + 6
-    viewer = start_training(bench, training, "--requeue", "--grace", "1")
-    _, said = viewer.communicate(timeout=30)
+    viewer = start_training(bench, training, "--requeue", "--grace", "10")
+    (bench.directory / "checkpoints" / "step-00000005").mkdir(parents=True)
+    _, said = viewer.communicate(timeout=60)
     assert viewer.returncode == 75, said
-    assert time.time() < ends
+    assert time.time() < job.end_seconds
     assert job.calls == ["show job 77", "show job 77", "requeue 77"]
     assert bench.verdict(1)["outcome"] == "stopped"
-    assert events(bench, "requeued")[0]["restart_count"] == 2
-    assert events(bench, "run-ended")[0]["action"] == "hand-over"
+    assert bench.events("requeued")[0]["restart_count"] == 2
+    assert bench.events("run-ended")[0]["action"] == "hand-over"
     assert "Slurm: job 77 ends; " in said
     assert "job 77 goes back into the queue, as 2 times before" in said
 
 
-def test_the_signal_of_a_batch_script_is_a_preemption(bench: Bench, training: str) -> None:
-    job = Job(bench)
-    viewer = start_training(bench, training, "--backoff", "500")
+def test_the_signal_of_a_batch_script_is_a_preemption_but_a_job_that_saved_nothing_does_not_come_back(
+    bench: Bench, training: str
+) -> None:
+    job = in_job(bench)
+    viewer = start_training(bench, training, "--backoff", "500", "--requeue")
     viewer.send_signal(signal.SIGUSR1)
     _, said = viewer.communicate(timeout=30)
     assert viewer.returncode == 75, said
     assert "preemption: Slurm: SIGUSR1 from process" in (bench.directory / "journal.jsonl").read_text()
-    assert events(bench, "run-ended")[0]["action"] == "hand-over"
+    assert bench.events("run-ended")[0]["action"] == "hand-over"
+    assert "job 77 does not go back into the queue: no newer checkpoint than before" in said
     assert job.calls == ["show job 77"]
     assert bench.read("supervisor-plan.json")["policy"]["cap_seconds"] == 60.0
 
 
 @pytest.mark.chaos
+def test_a_command_of_which_nobody_knows_how_far_it_got_comes_back(bench: Bench) -> None:
+    job = in_job(bench)
+    script = bench.script("train.py", "import time\nprint('training', flush=True)\ntime.sleep(600)\n")
+    viewer = start_training(bench, script, "--requeue")
+    viewer.send_signal(signal.SIGUSR1)
+    viewer.communicate(timeout=30)
+    assert viewer.returncode == 75
+    assert job.calls[-1] == "requeue 77"
+
+
+@pytest.mark.chaos
 def test_a_job_that_got_nowhere_does_not_come_back_again_and_again(bench: Bench, training: str) -> None:
-    job = Job(bench)
+    job = in_job(bench)
     open_run(bench.directory, name="it")
-    (bench.directory / "checkpoints" / "step-00000005").mkdir(parents=True)
+    for step in (4, 5):
+        (bench.directory / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     viewer = start_training(bench, training, "--requeue")
+    # Set aside or pruned: the one before it is the newest, and no progress.
+    (bench.directory / "checkpoints" / "step-00000005").rmdir()
     viewer.send_signal(signal.SIGTERM)
     _, said = viewer.communicate(timeout=30)
     assert viewer.returncode == 75
@@ -214,8 +243,9 @@ def test_a_job_that_got_nowhere_does_not_come_back_again_and_again(bench: Bench,
 
 @pytest.mark.chaos
 def test_a_job_that_a_person_cancelled_does_not_come_back(bench: Bench, training: str) -> None:
-    job = Job(bench, state="CANCELLED")
+    job = in_job(bench, state="CANCELLED")
     viewer = start_training(bench, training, "--requeue")
+    (bench.directory / "checkpoints" / "step-00000005").mkdir(parents=True)
     viewer.send_signal(signal.SIGTERM)
     _, said = viewer.communicate(timeout=30)
     assert viewer.returncode == 75
@@ -225,16 +255,16 @@ def test_a_job_that_a_person_cancelled_does_not_come_back(bench: Bench, training
 
 @pytest.mark.chaos
 def test_a_stop_by_a_person_requeues_nothing(bench: Bench, training: str) -> None:
-    job = Job(bench)
+    job = in_job(bench)
     viewer = start_training(bench, training, "--requeue")
     assert bench.cli("stop", "it").returncode == 0
     viewer.communicate(timeout=30)
-    assert events(bench, "run-ended")[0]["action"] == "stopped"
+    assert bench.events("run-ended")[0]["action"] == "stopped"
     assert job.calls == ["show job 77"]
 
 
 @pytest.mark.parametrize(
-    ("variable", "options", "words"),
+    ("variable", "options", "refusal"),
     [
         ("SLURM_JOB_ID", ("--detach",), "--detach: Slurm ends everything when the batch script ends"),
         ("TORCHELASTIC_RUN_ID", (), "found itself in one of its ranks (TORCHELASTIC_RUN_ID is set)"),
@@ -247,14 +277,14 @@ def test_what_an_engine_does_not_allow_is_refused_before_anything_is_made(
     capsys: pytest.CaptureFixture[str],
     variable: str,
     options: tuple[str, ...],
-    words: str,
+    refusal: str,
 ) -> None:
     for name in [name for engine in ENGINES for name in engine.variables]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "1")
     monkeypatch.chdir(tmp_path)
     assert main(["run", *options, "--", "true"]) == 2
-    assert words in capsys.readouterr().err
+    assert refusal in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

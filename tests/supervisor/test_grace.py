@@ -67,6 +67,7 @@ def test_a_save_that_is_slow_ends_within_a_grace_that_is_long_enough(bench: Benc
     assert bench.verdict(1)["is_saved"] is True
 
 
+@pytest.mark.chaos
 def test_a_save_that_is_cut_leaves_the_older_checkpoint_good(bench: Bench) -> None:
     code, _ = stop_slow(bench, save_seconds=30, grace_seconds=0.4)
     assert code == 143
@@ -111,6 +112,7 @@ for step in range(10_000):
 """
 
 
+@pytest.mark.chaos
 def test_a_save_longer_than_the_grace_is_warned_of_while_the_run_goes_on(bench: Bench) -> None:
     script = bench.script("train.py", BEATING)
     viewer = bench.start("run", "--name", "it", "--grace", "0.5", "--", sys.executable, script)
@@ -149,6 +151,7 @@ with unbroken.Run(save=[unbroken.EverySteps(5)], background=False, counters={"se
 """
 
 
+@pytest.mark.chaos
 def test_the_library_begins_no_save_that_cannot_end(bench: Bench) -> None:
     done = bench.python(bench.script("train.py", TOO_LATE), "--grace", "10")
     assert done.returncode == 75

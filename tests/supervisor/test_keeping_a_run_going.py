@@ -52,6 +52,7 @@ def test_a_crashed_process_is_replaced_within_half_a_second(bench: Bench) -> Non
     assert min(after - before for before, after in itertools.pairwise(starts)) < 0.5
 
 
+@pytest.mark.chaos
 def test_a_crash_loop_is_held_with_78(bench: Bench) -> None:
     done = bench.run("sh", "-c", "kill -SEGV $$")
     assert done.returncode == 78
@@ -60,6 +61,7 @@ def test_a_crash_loop_is_held_with_78(bench: Bench) -> None:
     assert "3 times in a row" in bench.state()["reason"]
 
 
+@pytest.mark.chaos
 def test_progress_keeps_a_run_that_crashes_again_and_again_going(bench: Bench) -> None:
     training = bench.script(
         "train.py",
@@ -97,6 +99,32 @@ def test_progress_keeps_a_run_that_crashes_again_and_again_going(bench: Bench) -
     assert bench.attempts() == 6
 
 
+def test_a_request_to_stop_is_forgotten_only_once_the_stop_is_written_down(bench: Bench) -> None:
+    supervisor = bench.script(
+        "supervise.py",
+        f"""
+        import os, sys
+        from pathlib import Path
+        from unbroken.supervisor.stopping import block_signals
+        from unbroken.supervisor.plan import Plan
+        from unbroken.supervisor.supervisor import Supervisor
+        block_signals()
+        directory = Path({str(bench.directory)!r})
+        keeper = Supervisor(Plan(directory=directory, command=("sh", "-c", "kill -TERM $PPID; sleep 60")))
+        def look(kind, _):
+            if kind == "run-ended":
+                print((directory / "control" / "stop.json").exists())
+        keeper._records.listen(look)
+        code = keeper.run()
+        print((directory / "control" / "stop.json").exists())
+        """,
+    )
+    done = bench.popen([sys.executable, supervisor], stdout=subprocess.PIPE)
+    assert done.communicate(timeout=60)[0].split() == ["True", "False"]
+    assert bench.state()["state"] == "stopped"
+
+
+@pytest.mark.chaos
 def test_checkpoints_that_do_not_verify_are_no_progress(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -120,17 +148,20 @@ def test_a_typo_is_not_restarted(bench: Bench) -> None:
     assert bench.verdict(1)["frame"].endswith("train.py:2 in <module>")
 
 
+@pytest.mark.chaos
 def test_a_missing_script_is_not_restarted(bench: Bench) -> None:
     assert bench.python("nowhere.py").returncode == 78
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_a_command_that_a_shell_does_not_find_is_not_restarted(bench: Bench) -> None:
     assert bench.run("sh", "-c", "pyhton train.py").returncode == 78
     assert bench.verdict(1)["outcome"] == "not-started"
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_a_file_that_is_no_program_is_held_with_the_systems_words(bench: Bench) -> None:
     path = Path(bench.script("train", "\0no program"))
     path.chmod(0o755)
@@ -138,6 +169,7 @@ def test_a_file_that_is_no_program_is_held_with_the_systems_words(bench: Bench) 
     assert "Exec format error" in bench.state()["evidence"][0]
 
 
+@pytest.mark.chaos
 def test_checkpoints_that_cannot_be_listed_for_a_while_do_not_end_the_supervision(bench: Bench) -> None:
     # Nothing can follow a link to itself, not even root.
     script = bench.script(
@@ -157,12 +189,14 @@ def test_checkpoints_that_cannot_be_listed_for_a_while_do_not_end_the_supervisio
     assert "newer checkpoint is not known" in (bench.directory / "supervisor.log").read_text()
 
 
+@pytest.mark.chaos
 def test_saved_and_run_me_again_restarts_at_once(bench: Bench) -> None:
     done = bench.run("sh", "-c", "test $UNBROKEN_ATTEMPT = 3 || exit 75", options=("--backoff", "500"))
     assert done.returncode == 0
     assert bench.attempts() == 3
 
 
+@pytest.mark.chaos
 def test_run_me_again_that_leads_nowhere_is_handed_over_with_75(bench: Bench) -> None:
     done = bench.run("sh", "-c", "exit 75")
     assert done.returncode == 75
@@ -170,12 +204,14 @@ def test_run_me_again_that_leads_nowhere_is_handed_over_with_75(bench: Bench) ->
     assert bench.state()["state"] == "stopped"
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("code", [78, 93])
 def test_do_not_restart_is_obeyed(bench: Bench, code: int) -> None:
     assert bench.run("sh", "-c", f"exit {code}").returncode == 78
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_exit_code_zero_is_not_believed_against_the_last_words(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -211,6 +247,7 @@ write_last_words(here, LastWords(ending="completed", step=9))
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("afterwards", "code"), [("raise SystemExit('export failed')", 1), ("1 / 0", 1), ("sys.exit(3)", 3)]
 )
@@ -228,6 +265,7 @@ def test_a_script_that_fails_after_training_is_done_is_not_restarted_and_not_hid
     assert f"exit code   {code}" in bench.cli("status", "it").stdout
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
 def test_a_signal_after_training_is_done_is_named_and_no_failure(
     bench: Bench, number: signal.Signals
@@ -238,6 +276,7 @@ def test_a_signal_after_training_is_done_is_named_and_no_failure(
     assert bench.state()["state"] == "done"
 
 
+@pytest.mark.chaos
 def test_the_last_line_of_a_run_that_is_held_is_the_hint_of_its_last_words(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -262,11 +301,13 @@ def test_the_last_line_of_a_run_that_is_held_is_the_hint_of_its_last_words(bench
     assert json.loads(bench.cli("status", "it", "--json").stdout)["hint"] == "turn it on"
 
 
+@pytest.mark.chaos
 def test_a_run_that_is_held_without_a_hint_says_how_to_go_on(bench: Bench) -> None:
     done = bench.run("sh", "-c", "exit 3", options=("--max-restarts", "0"))
     assert done.stderr.splitlines()[-1].endswith("when it is mended, start it again")
 
 
+@pytest.mark.chaos
 def test_a_script_with_a_run_directory_of_its_own_is_held_with_the_way_out(bench: Bench) -> None:
     script = bench.script("train.py", 'import unbroken\nwith unbroken.Run("elsewhere"):\n    pass\n')
     done = bench.python(script)
@@ -276,6 +317,7 @@ def test_a_script_with_a_run_directory_of_its_own_is_held_with_the_way_out(bench
     assert not (bench.place / "elsewhere").exists()
 
 
+@pytest.mark.chaos
 def test_restarts_can_be_limited(bench: Bench) -> None:
     assert bench.run("sh", "-c", "exit 3", options=("--max-restarts", "0")).returncode == 78
     assert bench.attempts() == 1

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from unbroken.cli.follow import OutputFollower, OutputReader, start_of_lines
+from unbroken.cli.follow import OutputFollower, OutputReader, first_data, start_of_lines
 from unbroken.cli.logs import logs
 from unbroken.cli.quantities import parse_duration, parse_size
 from unbroken.cli.run import run
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.identity import open_run
-from unbroken.rundir.processes import identify_self
 from unbroken.supervisor import errand_process, output_keeping
 from unbroken.supervisor.output_keeping import OutputKeeper, closed_outputs, free_beginning, separate_ranks
 from unbroken.supervisor.output_times import OutputTimes, TimesReader
-from unbroken.supervisor.records import Records
-from unbroken.supervisor.states import Snapshot
 from unbroken.supervisor.watcher import Look, Started
+
+from .conftest import made_records
+from .in_process import look
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -68,7 +68,7 @@ def shown(directory: Path, *options: str) -> bytes:
 
 
 def lines_of(bench: Bench, *options: str) -> list[dict[str, Any]]:
-    done = bench.cli("logs", "it", "--json", *options)
+    done = look(bench, "logs", "it", "--json", *options)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -149,6 +149,29 @@ def test_the_place_of_the_last_lines_is_found_from_the_end(tmp_path: Path) -> No
     assert start_of_lines(log, 20_000) == start_of_lines(log, 99_999) == 0
     assert start_of_lines(log, 1, end=21) == 14
     assert start_of_lines(tmp_path / "none", 5) == 0
+
+
+def test_the_last_lines_are_not_looked_for_in_what_was_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "out.log"
+    with log.open("wb") as file:
+        file.seek(1 << 30)
+        file.write(b"kept\nlines\n")
+    with log.open("rb") as file:
+        if first_data(file.fileno(), 0) == 0:
+            pytest.skip("the file system of the temporary directory keeps no holes")
+    reads = []
+
+    def pread(descriptor: int, size: int, position: int) -> bytes:
+        reads.append(position)
+        return real_pread(descriptor, size, position)
+
+    real_pread = os.pread
+    monkeypatch.setattr(os, "pread", pread)
+    assert start_of_lines(log, 5) == 0
+    assert len(reads) <= 3
+    assert read_all(log, start=0) == (b"kept\nlines\n", 1 << 30)
 
 
 def test_output_larger_than_its_limit_loses_its_oldest_part_and_its_writer_notices_nothing(
@@ -382,21 +405,6 @@ def test_where_nothing_can_be_freed_all_is_kept_and_that_is_said_once(
     said = capfd.readouterr().err
     assert said.count("this file system frees no part of a file; all of it is kept") == 1
     assert (tmp_path / "out.log").read_bytes() == b"x" * 5 * MEBIBYTE
-
-
-def made_records(directory: Path) -> Records:
-    snapshot = Snapshot(
-        state="running",
-        reason="",
-        run_id="id",
-        name="it",
-        command=("true",),
-        supervisor=identify_self(),
-        started_seconds=0.0,
-        changed_seconds=0.0,
-        grace_seconds=1.0,
-    )
-    return Records(directory, snapshot)
 
 
 def test_sizes_and_durations_are_written_as_people_do() -> None:

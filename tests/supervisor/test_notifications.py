@@ -6,13 +6,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,7 @@ import pytest
 
 from unbroken.errors import UsageError
 from unbroken.rundir.heartbeat import Beat
-from unbroken.rundir.processes import identify_self
-from unbroken.supervisor import errand_process, notifications
+from unbroken.supervisor import notifications
 from unbroken.supervisor.errands import Errands
 from unbroken.supervisor.missed_saves import SaveRhythm, is_missing
 from unbroken.supervisor.notifications import (
@@ -31,10 +26,10 @@ from unbroken.supervisor.notifications import (
     wanted_targets,
     worth_telling,
 )
-from unbroken.supervisor.records import Records
-from unbroken.supervisor.states import Snapshot
 
-from .conftest import Bench
+from .conftest import Bench, made_records
+from .in_process import look
+from .receiver import Receiver
 
 FIELDS = {
     *(
@@ -53,47 +48,11 @@ FIELDS = {
 }
 
 
-class Receiver:
-    """A real HTTP server on the loopback that keeps what it is sent."""
-
-    def __init__(self, *, failures: int = 0) -> None:
-        self.received: list[dict[str, Any]] = []
-        self.failures = failures
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.failures -= 1
-                self.send_response(500 if receiver.failures >= 0 else 204)
-                self.end_headers()
-                if receiver.failures < 0:
-                    receiver.received.append(json.loads(body))
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/secret"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     yield receiver
     receiver.close()
-
-
-def events(bench: Bench, *kinds: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (bench.directory / "journal.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] in kinds]
 
 
 def side_process(bench: Bench) -> int | None:
@@ -126,52 +85,23 @@ def test_a_webhook_and_a_command_are_told_of_the_end(bench: Bench, receiver: Rec
     with open(f"{hook}.words") as file:
         assert file.read() == "done it\n"
     assert "said by cmd" in (bench.directory / "supervisor.log").read_text()
-    sent = events(bench, "notification-sent", "notification-failed")
+    sent = bench.events("notification-sent", "notification-failed")
     assert {event["target"] for event in sent} == {receiver.url.removesuffix("/secret"), hook, "cmd:echo"}
     assert {event["kind"] for event in sent} == {"notification-sent"}
     assert "secret" not in (bench.directory / "journal.jsonl").read_text()
 
 
+@pytest.mark.chaos
 def test_what_an_attempt_leaves_behind_is_still_found_beside_the_process_that_sends(bench: Bench) -> None:
     # Orphans must be handed to the supervisor again once that process is started, and started anew.
     command = "setsid sleep 300 & test $UNBROKEN_ATTEMPT = 2"
     assert bench.run("sh", "-c", command, options=("--notify", "cmd:true")).returncode == 0
-    ended = events(bench, "leftovers-ended")
+    ended = bench.events("leftovers-ended")
     assert len(ended) == 2
     assert all("sleep" in event["processes"][0] for event in ended)
 
 
-def deliver(kind: str, to: object, notice: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What the side process does with a notification, in a process of its own as there."""
-    return subprocess.run(
-        [sys.executable, "-I", "-S", errand_process.__file__, kind],
-        input=json.dumps({"errand": kind, "to": to, "notice": notice}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_try_that_failed_is_repeated() -> None:
-    receiver = Receiver(failures=1)
-    try:
-        assert deliver("webhook", receiver.url, {"event": "held"}).returncode == 0
-    finally:
-        receiver.close()
-    assert receiver.received == [{"event": "held"}]
-
-
 @pytest.mark.chaos
-def test_what_fails_three_times_is_reported_with_the_reason() -> None:
-    failed = deliver("command", ["sh", "-c", "echo no >&2; exit 3"], {"event": "held"})
-    assert (failed.returncode, failed.stdout) == (1, "OSError: the command ended with 3\n")
-    assert failed.stderr == "no\n" * 3
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    refused = deliver("webhook", f"http://127.0.0.1:{port}/", {"event": "held"})
-    assert "refused" in refused.stdout
-
-
 def test_a_server_that_does_not_answer_delays_nothing(bench: Bench) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=1) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -191,13 +121,13 @@ def test_the_run_goes_on_when_the_process_that_sends_is_killed(
     sender = side_process(bench)
     assert sender is not None
     os.kill(sender, signal.SIGKILL)
-    bench.until(lambda: events(bench, "side-process-lost"))
+    bench.until(lambda: bench.events("side-process-lost"))
     assert bench.state()["state"] == "running"
-    assert bench.cli("stop", "it").returncode == 0
+    assert look(bench, "stop", "it").returncode == 0
     # For the last notification there is a new one.
     bench.until(lambda: receiver.received)
     assert [notice["event"] for notice in receiver.received] == ["stopped"]
-    assert events(bench, "leftovers-ended") == []
+    assert bench.events("leftovers-ended") == []
 
 
 @pytest.mark.chaos
@@ -221,7 +151,7 @@ def test_without_anybody_to_tell_there_is_no_such_process(bench: Bench, training
 
 
 def test_targets_that_cannot_work_are_refused_at_the_start(bench: Bench) -> None:
-    done = bench.run("true", options=("--notify", "./nothing-here"))
+    done = look(bench, "run", "--name", "it", "--notify", "./nothing-here", "--", "true")
     assert done.returncode == 2
     assert not bench.directory.exists()
     with pytest.raises(UsageError, match="no-such-program"):
@@ -280,7 +210,10 @@ HANG = {"silent_seconds": 840.0, "limit_seconds": 600.0, "phase": "training", "s
         ("decision", {"action": "roll-back", "reason": "r", "hint": ""}, "", "rollback"),
         ("saves-missed", {"reason": "r"}, "", "saves-missed"),
         ("hang-suspected", HANG, "", "hang-suspected"),
-        ("preemption", {"who": "aws", "what": "terminate"}, "", "preemption"),
+        ("stop-requested", {"reason": "preemption: Slurm", "is_preemption": True}, "", "preemption"),
+        ("stop-requested", {"reason": "unbroken stop", "is_preemption": False}, "", None),
+        # What a cloud said is told by the request that follows from it.
+        ("preemption", {"who": "aws", "what": "terminate"}, "", None),
         ("alarm", {"alarm": "disk", "text": "t", "hint": "h"}, "", "disk-alarm"),
         ("alarm", {"alarm": "loader", "text": "t", "hint": "h"}, "", None),
         ("attempt-started", {}, "", None),
@@ -306,23 +239,6 @@ def test_a_restart_after_memory_ran_out_is_told_with_the_run_it_is_of(tmp_path: 
     assert errand["notice"]["event"] == "restart-after-oom"
     assert errand["notice"]["text"] == "it: memory ran out; restarting: in two parts"
     assert set(errand["notice"]) == FIELDS
-
-
-def made_records(directory: Path) -> Records:
-    return Records(
-        directory,
-        Snapshot(
-            state="running",
-            reason="",
-            run_id="id",
-            name="it",
-            command=("true",),
-            supervisor=identify_self(),
-            started_seconds=0.0,
-            changed_seconds=0.0,
-            grace_seconds=1.0,
-        ),
-    )
 
 
 def beat(phase: str, checkpoint_step: int) -> Beat:

@@ -16,17 +16,17 @@ import pytest
 
 from unbroken.rundir.heartbeat import Beat
 from unbroken.rundir.journal import Journal, read_events
-from unbroken.rundir.processes import identify_self, read_stat
+from unbroken.rundir.processes import read_stat
 from unbroken.supervisor.course import COLUMNS, Course, read_column
 from unbroken.supervisor.gpu import GpuReader, visible
 from unbroken.supervisor.reading import Reading, read_reading
-from unbroken.supervisor.records import Records
 from unbroken.supervisor.resources import AttemptResources, Resources
-from unbroken.supervisor.states import Snapshot
 from unbroken.supervisor.timeline import read_timeline
 from unbroken.supervisor.totals import lost
 from unbroken.supervisor.usage import Headroom, disk_space, headroom, tree_usage
 from unbroken.supervisor.watcher import Look, Started
+
+from .conftest import made_records
 
 MEGABYTE = 1 << 20
 
@@ -185,24 +185,6 @@ def test_the_room_of_a_real_group_shrinks_with_what_a_process_in_it_takes(real_g
     assert 45 * MEGABYTE < before.left_bytes - after.left_bytes < 75 * MEGABYTE
 
 
-def records(directory: Path) -> Records:
-    now = time.time()
-    return Records(
-        directory,
-        Snapshot(
-            state="running",
-            reason="",
-            run_id="id",
-            name="it",
-            command=("true",),
-            supervisor=identify_self(),
-            started_seconds=now,
-            changed_seconds=now,
-            grace_seconds=1,
-        ),
-    )
-
-
 def started(directory: Path, attempt: int = 1) -> Started:
     return Started(attempt=attempt, directory=directory, run_directory=directory, leader=os.getpid())
 
@@ -240,7 +222,7 @@ def look(seconds: float, beat: Beat | None = None) -> Look:
 
 @pytest.mark.usefixtures("no_processes")
 def test_readings_are_taken_every_five_seconds_and_less_often_where_they_cost_much(tmp_path: Path) -> None:
-    run = Resources(tmp_path, records(tmp_path))
+    run = Resources(tmp_path, made_records(tmp_path))
     few, many = iter(range(100)), iter(range(0, 1000, 10))
     for clock, expected in ((lambda: next(few) / 1e6, 12), (lambda: next(many) / 2e3, 6)):
         watcher = AttemptResources(started(tmp_path), run, clock=clock)
@@ -254,7 +236,7 @@ def test_readings_are_taken_every_five_seconds_and_less_often_where_they_cost_mu
 
 @pytest.mark.usefixtures("no_processes")
 def test_a_reading_tells_the_pace_and_the_share_of_waiting(tmp_path: Path) -> None:
-    run = Resources(tmp_path, records(tmp_path))
+    run = Resources(tmp_path, made_records(tmp_path))
     watcher = cheap(started(tmp_path, attempt=3), run)
     watcher.look(look(0))
     for second in range(5, 300, 5):
@@ -280,7 +262,7 @@ def test_a_reading_tells_the_pace_and_the_share_of_waiting(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("no_processes")
 def test_a_new_process_in_an_attempt_begins_its_own_pace(tmp_path: Path) -> None:
-    watcher = cheap(started(tmp_path), Resources(tmp_path, records(tmp_path)))
+    watcher = cheap(started(tmp_path), Resources(tmp_path, made_records(tmp_path)))
     for second in range(0, 100, 5):
         watcher.look(look(second, beat(second * 10, waited=second)))
     for second in range(100, 200, 5):
@@ -301,7 +283,7 @@ def test_memory_that_keeps_growing_is_an_alarm_before_it_is_used_up(
         return Headroom(limit_bytes=20_000_000_000, left_bytes=int(left), limit="control group")
 
     monkeypatch.setattr("unbroken.supervisor.resources.headroom", room)
-    watcher = cheap(started(tmp_path), Resources(tmp_path, records(tmp_path)))
+    watcher = cheap(started(tmp_path), Resources(tmp_path, made_records(tmp_path)))
     when = None
     for second in range(0, 4000, 30):
         left -= 30 * 2e6
@@ -330,7 +312,7 @@ def test_a_disk_that_fills_is_an_alarm_hours_before(tmp_path: Path, monkeypatch:
         return DiskSpace(size_bytes=10**12, free_bytes=10**11 - kept * 5 * 10**9, inodes_free=None)
 
     monkeypatch.setattr("unbroken.supervisor.resources.disk_space", space)
-    run = Resources(tmp_path, records(tmp_path))
+    run = Resources(tmp_path, made_records(tmp_path))
     for attempt in range(1, 8):
         # Each attempt is short; what the disk does goes on over all of them.
         watcher = cheap(started(tmp_path, attempt), run)
@@ -347,7 +329,7 @@ def test_a_disk_that_fills_is_an_alarm_hours_before(tmp_path: Path, monkeypatch:
 def test_where_nothing_can_be_written_supervision_goes_on_and_says_so_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = Resources(tmp_path, records(tmp_path))
+    run = Resources(tmp_path, made_records(tmp_path))
     (tmp_path / "resources.json").mkdir()
     watcher = cheap(started(tmp_path), run)
     for second in range(0, 100, 5):

@@ -318,3 +318,13 @@ def test_a_machine_that_was_started_again_costs_nothing_until_it_leads_nowhere()
 
 def test_the_pause_after_failures_of_all_kinds_grows_with_each() -> None:
     assert after(*different(2), ended(cause="network")).delay_seconds == 4.0
+
+
+def test_a_program_that_was_there_before_gets_the_time_for_its_disk_to_come_back() -> None:
+    missing = ended("not-started", kind="FileNotFoundError")
+    assert after(missing).action == "hold"
+    later = after(ended("lost", cause="reboot"), *[missing] * 10)
+    assert later.action == "restart"
+    assert later.delay_seconds > 60
+    assert "program was there before" in later.hint
+    assert after(ended("lost", cause="reboot"), ended("not-started", kind="OSError")).action == "hold"

@@ -33,6 +33,7 @@ def test_output_goes_to_stdout_notices_to_stderr_and_records_to_the_run_director
     assert not (bench.directory / "supervisor-holder.json").exists()
 
 
+@pytest.mark.chaos
 def test_a_second_run_in_the_same_directory_is_a_further_attempt(bench: Bench) -> None:
     assert bench.run("echo", "first").returncode == 0
     again = bench.run("echo", "second")
@@ -78,12 +79,14 @@ def test_the_attempt_gets_a_clean_environment_of_its_own(bench: Bench) -> None:
     }
 
 
+@pytest.mark.chaos
 def test_a_module_of_the_users_does_not_take_the_place_of_one_of_ours(bench: Bench) -> None:
     bench.script("json.py", "raise SystemExit('the wrong json')")
     done = bench.run("echo", "fine")
     assert (done.returncode, done.stdout) == (0, "fine\n")
 
 
+@pytest.mark.chaos
 def test_arguments_of_the_command_stay_its_own(bench: Bench) -> None:
     done = bench.run("echo", "--name", "x", "--", "--grace", "-h")
     assert done.stdout == "--name x -- --grace -h\n"
@@ -98,6 +101,7 @@ def test_a_command_that_cannot_be_started_leaves_nothing_behind(bench: Bench, co
     assert list(bench.place.iterdir()) == []
 
 
+@pytest.mark.chaos
 def test_a_place_that_cannot_be_a_run_directory_is_an_error_and_starts_nothing(bench: Bench) -> None:
     (bench.place / "file").write_text("in the way")
     for place in ("file", "file/below", "/proc/nothing-can-be-made-here"):
@@ -117,6 +121,7 @@ def test_the_directory_of_another_program_is_refused(bench: Bench) -> None:
     assert [path.name for path in bench.directory.iterdir()] == ["run.json"]
 
 
+@pytest.mark.chaos
 def test_a_run_of_another_name_is_refused(bench: Bench) -> None:
     assert bench.run("true").returncode == 0
     done = bench.cli("run", "--name", "other", "--run-dir", str(bench.directory), "--", "true")
@@ -147,12 +152,14 @@ def test_detached_it_returns_at_once_and_the_run_goes_on(bench: Bench, training:
     assert bench.state()["state"] == "stopped"
 
 
+@pytest.mark.chaos
 def test_the_default_name_is_that_of_the_script(bench: Bench) -> None:
     script = bench.script("fit.py", "")
     assert bench.cli("run", "--", sys.executable, script).returncode == 0
     assert (bench.place / "runs" / "fit" / "run.json").exists()
 
 
+@pytest.mark.chaos
 def test_a_reader_that_goes_away_ends_the_view_and_not_the_run(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -177,6 +184,7 @@ def test_a_reader_that_goes_away_ends_the_view_and_not_the_run(bench: Bench) -> 
     assert bench.output().count("step") == 100
 
 
+@pytest.mark.chaos
 def test_a_run_is_found_by_its_name_from_any_directory(bench: Bench) -> None:
     assert bench.run("true").returncode == 0
     status = bench.command("status", "it", "--json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from unbroken.rundir.files import write_json
 from unbroken.rundir.processes import identify_self
 
+from .conftest import made_records
 from .in_process import look, status
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def test_status_tells_how_long_it_takes_and_what_was_lost_over_restarts(bench: B
     assert "step        80 of 100, training" in text
     assert "over all; " in text
     assert " redone" in text
-    assert bench.cli("stop", "it", "--now").returncode == 0
+    assert look(bench, "stop", "it", "--now").returncode == 0
     after = status(bench)
     assert after["totals"]["to_go_seconds"] is None
     assert after["totals"]["lost_seconds"] == pytest.approx(totals["lost_seconds"], abs=0.05)
@@ -106,7 +108,7 @@ def test_status_shows_what_the_attempt_uses_while_it_runs_and_an_alarm_as_hint(
     write_json(bench.directory / "resources.json", reading)
     assert look(bench, "status", "it", "--check").returncode == 0
 
-    stopped = bench.cli("stop", "it")
+    stopped = look(bench, "stop", "it")
     assert stopped.returncode == 0
     assert "within 2m00s, until " in stopped.stderr
     assert look(bench, "status", "it", "--check").returncode == 75
@@ -130,35 +132,34 @@ def test_gpus_are_shown_of_a_run_that_goes_on(bench: Bench) -> None:
     paths = (str(modules), bench.environment["PYTHONPATH"])
     bench.environment |= {"PYTHONPATH": os.pathsep.join(paths), "UNBROKEN_NVML": "1"}
     bench.environment.pop("CUDA_VISIBLE_DEVICES", None)
-    assert bench.run("sleep", "60", options=("--detach",)).returncode == 0
+    records = made_records(bench.made())
+    records.show(state="running")
     assert "gpu 0       Model X: 97% busy, 61.0 GB of 150.0 GB" in look(bench, "status", "it").stdout
     assert status(bench)["gpus"][0]["utilization"] == 0.97
-    assert bench.cli("stop", "it", "--now").returncode == 0
+    records.show(state="stopped", exit_code=75)
+    records.close()
     assert status(bench)["gpus"] is None
 
 
-@pytest.mark.parametrize(
-    ("command", "state", "code"),
-    [("true", "done", 0), ("exit 75", "stopped", 75), ("no-such-command-at-all; exit 3", "held", 78)],
-)
-def test_the_exit_code_of_a_check_mirrors_how_the_run_ended(
-    bench: Bench, command: str, state: str, code: int
-) -> None:
-    bench.run("sh", "-c", command)
-    done = look(bench, "status", "it", "--check")
-    assert f"state       {state}" in done.stdout
-    assert done.returncode == code
-    assert look(bench, "status", "it").returncode == 0
+def test_the_exit_code_of_a_check_mirrors_how_the_run_ended(bench: Bench) -> None:
+    records = made_records(bench.made())
+    for state, code in (("stopped", 75), ("done", 0), ("held", 78)):
+        records.show(state=state, exit_code=code)
+        done = look(bench, "status", "it", "--check")
+        assert f"state       {state}" in done.stdout
+        assert done.returncode == code
+        assert look(bench, "status", "it").returncode == 0
+    records.close()
 
 
 def test_a_check_of_a_run_that_nothing_keeps_going_is_an_error_unless_something_trains(bench: Bench) -> None:
-    assert bench.run("true").returncode == 0
-    snapshot = bench.state() | {"state": "running", "exit_code": None}
-    write_json(bench.directory / "supervisor.json", snapshot)
+    records = made_records(bench.made())
+    records.show(supervisor=replace(identify_self(), start_ticks=1))
+    records.close()
     lost = look(bench, "status", "it", "--check")
     assert lost.returncode == 78
     assert f"hint        `unbroken revive {bench.directory}` takes it over" in lost.stdout
-    write_json(bench.directory / "supervisor.json", snapshot | {"from_a_newer_release": 1})
+    write_json(bench.directory / "supervisor.json", bench.state() | {"from_a_newer_release": 1})
     assert status(bench)["state"] == "lost"
     (bench.directory / "supervisor.json").unlink()
     assert look(bench, "status", "it", "--check").returncode == 1
@@ -186,13 +187,13 @@ def test_stop_says_how_long_the_last_save_took_and_if_there_is_no_time_for_one(b
     assert bench.python(script, "--detach").returncode == 0
     bench.until((bench.directory / "attempts/0001/heartbeat").exists)
     bench.until(lambda: status(bench)["step"] == 1)
-    said = bench.cli("stop", "it", "--timeout", "20").stderr
+    said = look(bench, "stop", "it", "--timeout", "20").stderr
     assert "within 20s, until " in said
     assert "(the last save took 42s; that is too short for one)" in said
 
 
 def test_the_list_of_runs_loads_nothing_that_it_does_not_need(bench: Bench) -> None:
-    assert bench.run("true").returncode == 0
+    bench.made(b"")
     command = [sys.executable, "-P", "-X", "importtime", "-m", "unbroken.cli.main", "status"]
     process = bench.popen(command, stdout=-1, stderr=-1)
     _, said = process.communicate(timeout=60)

@@ -9,19 +9,16 @@ import signal
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
-from unbroken.rundir.control import read_stop
 from unbroken.rundir.heartbeat import read_heartbeat
-from unbroken.rundir.last_words import LastWords
-from unbroken.supervisor.asking import is_file_enough
-from unbroken.supervisor.stopping import StopWatch
+
+from .in_process import look
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
 
     from .conftest import Bench
 
@@ -77,14 +74,17 @@ def end(viewer: subprocess.Popen[str]) -> tuple[int, str]:
 
 def test_stop_waits_until_the_state_is_saved_and_the_run_ends_with_75(bench: Bench, training: str) -> None:
     viewer = start_training(bench, training)
-    done = bench.cli("stop", "it")
-    assert (done.returncode, done.stdout) == (0, "")
+    done = look(bench, "stop", "it", "--json")
+    assert done.returncode == 0
     assert "stopped: the run said that its state is saved" in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["state"], found["exit_code"], found["outcome"]) == ("stopped", 75, "stopped")
     assert end(viewer)[0] == 75
     assert bench.verdict(1)["outcome"] == "stopped"
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_a_stop_that_was_obeyed_does_not_stop_the_next_start(bench: Bench, training: str) -> None:
     viewer = start_training(bench, training)
     assert bench.cli("stop").returncode == 0
@@ -93,14 +93,7 @@ def test_a_stop_that_was_obeyed_does_not_stop_the_next_start(bench: Bench, train
     assert bench.run("echo", "again").returncode == 0
 
 
-def test_stop_tells_programs_how_the_run_ended(bench: Bench, training: str) -> None:
-    viewer = start_training(bench, training)
-    done = bench.cli("stop", "it", "--json")
-    found = json.loads(done.stdout)
-    assert (found["state"], found["exit_code"], found["outcome"]) == ("stopped", 75, "stopped")
-    assert end(viewer)[0] == 75
-
-
+@pytest.mark.chaos
 def test_a_run_that_does_not_stop_in_time_is_killed(bench: Bench) -> None:
     viewer = start_deaf(bench, "--grace", "0.5")
     assert bench.cli("stop", "it").returncode == 0
@@ -109,6 +102,7 @@ def test_a_run_that_does_not_stop_in_time_is_killed(bench: Bench) -> None:
     assert bench.verdict(1)["kind"] == "by-supervisor"
 
 
+@pytest.mark.chaos
 def test_stop_can_give_another_time_than_run_did(bench: Bench) -> None:
     viewer = start_deaf(bench, "--grace", "1000")
     assert bench.cli("stop", "it", "--timeout", "0.3").returncode == 0
@@ -119,23 +113,25 @@ def test_stop_now_kills_at_once_even_after_a_patient_stop(bench: Bench) -> None:
     viewer = start_deaf(bench, "--grace", "1000")
     patient = bench.start("stop", "it")
     bench.until(lambda: bench.state()["state"] == "stopping")
-    assert bench.cli("stop", "it", "--now").returncode == 0
+    assert look(bench, "stop", "it", "--now").returncode == 0
     assert patient.wait(timeout=30) == 0
     patient.communicate()
     assert end(viewer)[0] == 143
+    assert bench.verdict(1)["kind"] == "by-supervisor"
 
 
 def test_stop_during_back_off_ends_at_once(bench: Bench) -> None:
     viewer = bench.start("run", "--name", "it", "--backoff", "600", "--", "sh", "-c", "kill -SEGV $$")
     bench.until(lambda: bench.state().get("state") == "backing-off")
-    assert bench.cli("status", "it").stdout.count("next start") == 1
-    done = bench.cli("stop", "it")
+    assert look(bench, "status", "it").stdout.count("next start") == 1
+    done = look(bench, "stop", "it")
     assert done.returncode == 0
     assert "between two attempts" in done.stderr
     assert end(viewer)[0] == 75
     assert bench.attempts() == 1
 
 
+@pytest.mark.chaos
 def test_a_stop_file_alone_is_enough(bench: Bench, training: str) -> None:
     viewer = start_deaf(bench, "--grace", "0.2")
     (bench.directory / "control").mkdir()
@@ -143,6 +139,7 @@ def test_a_stop_file_alone_is_enough(bench: Bench, training: str) -> None:
     assert end(viewer)[0] == 143
 
 
+@pytest.mark.chaos
 def test_a_run_that_is_not_running_cannot_be_stopped(bench: Bench) -> None:
     assert bench.run("true").returncode == 0
     done = bench.cli("stop", "it")
@@ -150,6 +147,7 @@ def test_a_run_that_is_not_running_cannot_be_stopped(bench: Bench) -> None:
     assert done.stderr.startswith("error: run it: it is not running (done: ")
 
 
+@pytest.mark.chaos
 def test_a_stop_reaches_the_leader_and_not_its_workers(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -181,6 +179,7 @@ def test_a_stop_reaches_the_leader_and_not_its_workers(bench: Bench) -> None:
     assert "worker was told" not in bench.output()
 
 
+@pytest.mark.chaos
 def test_training_behind_a_shell_is_asked_too_and_saves(bench: Bench, training: str) -> None:
     viewer = bench.start("run", "--name", "it", "--", "sh", "-c", f"{sys.executable} {training}; true")
     bench.until(lambda: "training" in bench.output())
@@ -189,6 +188,7 @@ def test_training_behind_a_shell_is_asked_too_and_saves(bench: Bench, training: 
     assert "saved" in bench.output()
 
 
+@pytest.mark.chaos
 def test_a_shell_that_dies_leaves_time_to_what_it_ran(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -211,6 +211,7 @@ def test_a_shell_that_dies_leaves_time_to_what_it_ran(bench: Bench) -> None:
     assert end(viewer)[0] == 143
 
 
+@pytest.mark.chaos
 def test_a_run_that_is_suspended_can_be_stopped(bench: Bench, training: str) -> None:
     viewer = start_training(bench, training)
     os.kill(bench.state()["leader"]["process_id"], signal.SIGSTOP)
@@ -218,6 +219,7 @@ def test_a_run_that_is_suspended_can_be_stopped(bench: Bench, training: str) -> 
     assert end(viewer)[0] == 75
 
 
+@pytest.mark.chaos
 def test_sigterm_to_the_supervisor_stops_and_sighup_does_nothing(bench: Bench, training: str) -> None:
     viewer = start_training(bench, training)
     supervisor = bench.state()["supervisor"]["process_id"]
@@ -228,6 +230,7 @@ def test_sigterm_to_the_supervisor_stops_and_sighup_does_nothing(bench: Bench, t
     assert f"SIGTERM from process {os.getpid()}" in journal
 
 
+@pytest.mark.chaos
 def test_sigterm_to_the_viewer_stops_the_run_as_an_engine_expects(bench: Bench, training: str) -> None:
     viewer = start_training(bench, training)
     viewer.send_signal(signal.SIGTERM)
@@ -236,6 +239,7 @@ def test_sigterm_to_the_viewer_stops_the_run_as_an_engine_expects(bench: Bench, 
     assert "saving, up to 2m00s" in said
 
 
+@pytest.mark.chaos
 def test_ctrl_c_saves_and_stops(bench: Bench, training: str) -> None:
     terminal = Terminal(bench, "run", "--name", "it", "--", sys.executable, training)
     bench.until(lambda: terminal.said("training"))
@@ -258,6 +262,7 @@ def test_ctrl_c_twice_kills(bench: Bench) -> None:
     os.close(terminal.read_end)
 
 
+@pytest.mark.chaos
 def test_closing_the_terminal_ends_the_view_and_not_the_run(bench: Bench, training: str) -> None:
     terminal = Terminal(bench, "run", "--name", "it", "--", sys.executable, training)
     bench.until(lambda: terminal.said("training"))
@@ -279,6 +284,7 @@ sys.exit(1)
 """
 
 
+@pytest.mark.chaos
 def test_a_launcher_gets_the_signal_only_when_the_training_below_it_has_saved(
     bench: Bench, training: str
 ) -> None:
@@ -315,6 +321,7 @@ def test_torchrun_does_not_cut_the_save_of_its_ranks(bench: Bench, training: str
     assert all(f"saved by rank {rank}\n" in bench.output() for rank in (0, 1)), bench.output()
 
 
+@pytest.mark.chaos
 def test_the_leader_is_reminded_near_the_end_of_its_time(bench: Bench) -> None:
     script = bench.script(
         "train.py",
@@ -335,54 +342,39 @@ def test_the_leader_is_reminded_near_the_end_of_its_time(bench: Bench) -> None:
     assert "told again after 1." in bench.output()
 
 
-@pytest.mark.parametrize(
-    ("ending", "trainer", "expected"),
-    [
-        (None, None, False),
-        ("running", None, False),
-        # The leader trains itself.
-        ("running", 7, False),
-        ("stopped", 7, True),
-        # It runs what trains.
-        ("running", 9, True),
-        ("stopped", 9, False),
-    ],
-)
-def test_whether_the_stop_file_is_enough(ending: Any, trainer: int | None, expected: bool) -> None:
-    words = LastWords(ending=ending, step=1) if ending is not None else None
-    assert is_file_enough(words, trainer=trainer, leader=7) is expected
-
-
+@pytest.mark.chaos
 def test_a_launcher_is_given_the_grace_as_its_own_time(bench: Bench) -> None:
     shown = ("sh", "-c", "echo $TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     assert bench.run(*shown, options=("--grace", "99.5")).returncode == 0
     assert bench.output() == "100\n"
 
 
-class Preempted(NamedTuple):
-    """A request by a person, one by a machine, and what becomes of them."""
+def test_a_stop_is_obeyed_at_once_while_a_large_checkpoint_is_verified(bench: Bench) -> None:
+    crash = "mkdir -p $UNBROKEN_RUN_DIR/checkpoints/step-00000005; kill -SEGV $$"
+    supervisor = bench.script(
+        "supervise.py",
+        f"""
+        import sys, time
+        from pathlib import Path
+        from unbroken.supervisor.plan import Plan
+        from unbroken.supervisor.stopping import block_signals
+        from unbroken.supervisor.supervisor import Supervisor
 
-    first: tuple[str, float, bool]
-    second: tuple[str, float, bool]
-    expected: tuple[str, bool]
+        def read_for_hours(directory):
+            (directory / "reading").touch()
+            time.sleep(600)
 
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Preempted(("person", 100, False), ("machine", 10, True), ("machine", False)),
-        Preempted(("machine", 100, True), ("machine", 10, True), ("machine", True)),
-        Preempted(("machine", 10, True), ("machine", 100, True), ("machine", True)),
-        Preempted(("person", 10, False), ("machine", 100, True), ("person", False)),
-    ],
-)
-def test_a_stop_that_a_person_asked_for_stays_theirs(tmp_path: Path, case: Preempted) -> None:
-    watch = StopWatch(tmp_path, grace_seconds=60)
-    for reason, seconds, is_preemption in (case.first, case.second):
-        watch.ask(reason, seconds, is_preemption=is_preemption)
-    request = read_stop(tmp_path)
-    assert request is not None
-    assert (request.reason, request.is_preemption) == case.expected
+        block_signals()
+        plan = Plan(directory=Path({str(bench.directory)!r}), command=("sh", "-c", {crash!r}))
+        sys.exit(Supervisor(plan, newest_verified=read_for_hours).run())
+        """,
+    )
+    process = bench.popen([sys.executable, supervisor])
+    bench.until((bench.directory / "reading").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 75
+    assert bench.state()["reason"] == "asked to stop between two attempts"
+    assert bench.attempts() == 1
 
 
 def bench_step(bench: Bench) -> int:

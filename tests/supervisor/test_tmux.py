@@ -57,11 +57,15 @@ def test_the_window_shows_the_output_and_killing_tmux_does_not_touch_the_run(
 @pytest.mark.chaos
 @pytest.mark.usefixtures("_own_tmux")
 def test_the_window_stays_after_the_run_and_the_next_start_gets_another(bench: Bench) -> None:
+    # It lies elsewhere than it is called.
+    options = ("--run-dir", str(bench.place / "runs" / "elsewhere"), "--tmux")
     for number in (1, 2):
-        assert bench.run("echo", f"start {number}", options=("--tmux",)).returncode == 0
-        bench.until(lambda: bench.state().get("state") == "done")
-        shown = ["capture-pane", "-p", "-t", "=it:{end}"]
+        assert bench.run("echo", f"start {number}", options=options).returncode == 0
+        # Whoever attaches sees the new one.
+        shown = ["capture-pane", "-p", "-t", "=it:"]
         bench.until(lambda text=f"start {number}", shown=shown: text in ask(bench, *shown))
+        dead = ["list-panes", "-s", "-t", "=it", "-F", "#{pane_dead}"]
+        bench.until(lambda number=number, dead=dead: ask(bench, *dead).split() == ["1"] * number)
     assert ask(bench, "list-windows", "-t", "=it", "-F", "#{window_name}") == "log\nlog\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -16,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from rich.console import Console
 
-from unbroken.cli.frames import course
+from unbroken.cli.frames import course, many
 
-from .conftest import TRAINING, Bench
+from .conftest import TRAINING, Bench, made_records
 from .in_process import look, status
 
+COLUMNS = ("RUN", "STATE", "STEP", "STEPS/S", "TOGO", "LOST", "CPU", "MEMORY", "WAIT")
 ALTERNATE, NORMAL = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
@@ -59,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         assert bench.python(bench.script("train.py", TRAINING), "--detach").returncode == 0
         bench.until(lambda: bench.read("resources.json") and "training" in bench.output())
         yield bench
-        assert bench.cli("stop", "it").returncode == 0
+        assert look(bench, "stop", "it").returncode == 0
         bench.until(lambda: not bench.strays(), seconds=10)
     finally:
         bench.sweep()
@@ -132,6 +135,36 @@ def test_without_a_terminal_it_prints_one_frame(run: Bench) -> None:
     assert "memory" in one.stdout
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_narrow_table_has_fewer_columns_and_all_of_each(run: Bench, width: int) -> None:
+    (seen,) = json.loads(look(run, "top", "--json").stdout)["runs"]
+    long = seen | {"name": "a-name-that-is-long-and-longer", "step": 123_456, "goal_step": 250_000}
+    long["totals"] = seen["totals"] | {"lost_seconds": 8000.0, "to_go_seconds": 90_000.0}
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(many([seen, long], width))
+    _, header, first, second = screen.file.getvalue().splitlines()
+    assert max(map(len, (header, first, second))) <= width
+    names = header.replace("TO GO", "TOGO").split()
+    assert names == [name for name in COLUMNS if name in names]
+    assert {"RUN", "STATE", "STEP"} <= set(names)
+    assert (len(names) == len(COLUMNS)) is (width == 80)
+    assert first.split()[:2] == ["it", "running"]
+    assert second.split()[1:3] == ["running", "123456/250000"]
+
+
+def test_a_run_whose_journal_cannot_be_read_is_shown_with_what_is_known_without_it(run: Bench) -> None:
+    journal, aside = run.directory / "journal.jsonl", run.place / "journal.jsonl"
+    journal.rename(aside)
+    journal.mkdir()
+    try:
+        (seen,) = json.loads(look(run, "top", "--json").stdout)["runs"]
+    finally:
+        journal.rmdir()
+        aside.rename(journal)
+    assert (seen["name"], seen["state"], seen["totals"]) == ("it", "running", None)
+    assert "journal.jsonl" in seen["hint"]
+
+
 @pytest.mark.parametrize(
     ("values", "bars"),
     [([], ""), ([5.0], ""), ([0, 0], "__"), ([0, 1, 2, 4, 7], "_.:=#"), ([7, -1], "#_"), (range(49), None)],
@@ -149,6 +182,8 @@ def test_as_json_it_is_one_object(run: Bench) -> None:
 
 
 def test_runs_that_are_over_are_in_no_table_and_can_be_looked_at(bench: Bench) -> None:
-    assert bench.run("true").returncode == 0
+    records = made_records(bench.made())
+    records.show(state="done", exit_code=0)
+    records.close()
     assert "no run is kept going now" in look(bench, "top").stdout
     assert "done" in look(bench, "top", "it").stdout

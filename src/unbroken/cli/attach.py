@@ -68,7 +68,8 @@ def _show(directory: Path, state: Snapshot, tail: int) -> int:
     while True:
         # Looked at before reading, so that what was written last is not missed.
         found = read_state(directory)
-        view.show_new()
+        while not view.show_new():
+            pass
         is_lost = found is None or not (found.may_print or found.exit_code is not None)
         lost_since = (lost_since or time.monotonic()) if is_lost else None
         if found is None or (lost_since is not None and time.monotonic() > lost_since + _SUCCESSOR_SECONDS):

@@ -33,6 +33,7 @@ _TORN = re.compile(
     r"\x1b(?:\[[0-9:;<=>?]{0,40}[ -/]{0,3}|\][^\x07\x1b\n]{0,2000}\x1b?|[ -/]{0,3})?\Z", re.DOTALL
 )
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_COLOUR = re.compile(r"\x1b\[([0-9:;]{0,40})m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 
 
@@ -128,16 +129,40 @@ class Collapser:
             self._done += [Line(line, self._seconds) for line in lines]
         for line in _LINE.findall(text):
             is_whole = line.endswith("\n") and len(line) <= LONGEST_LINE
-            if is_whole and self._is_plain and not _CONTROL.search(line):
-                self._done.append(Line(line[:-1], self._seconds))
+            shown = self._coloured(line[:-1]) if is_whole and self._is_at_start else None
+            if shown is not None:
+                self._done.append(Line(shown, self._seconds))
             else:
                 self._draw(line)
 
     @property
     def _is_plain(self) -> bool:
+        return self._is_at_start and not self._style
+
+    @property
+    def _is_at_start(self) -> bool:
         """True at the start of a line with nothing above it that waits."""
-        is_elsewhere = self._column or self._is_after_return or self._style
+        is_elsewhere = self._column or self._is_after_return
         return len(self._rows) == 1 and not self._rows[0].cells and not is_elsewhere
+
+    def _coloured(self, line: str) -> str | None:
+        """Return how a line is shown that has nothing but colours in it, or None if it has more."""
+        shown = _COLOUR.sub("", line)
+        if _CONTROL.search(shown):
+            return None
+        if not self._with_colours or (shown == line and not self._style):
+            return shown
+        first, *others = _COLOUR.split(line)
+        pieces, style = [], ""
+        for parameters, text in zip((None, *others[::2]), (first, *others[1::2]), strict=True):
+            if parameters is not None:
+                self._colour(parameters)
+            wanted = "".join(self._style)
+            if text and wanted != style:
+                pieces.append((_RESET if style else "") + wanted)
+                style = wanted
+            pieces.append(text)
+        return "".join(pieces) + (_RESET if style else "")
 
     def _draw(self, text: str) -> None:
         for token in _TOKEN.finditer(text):

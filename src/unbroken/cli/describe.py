@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unbroken.errors import UnbrokenError
+from unbroken.errors import StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json
-from unbroken.rundir.heartbeat import read_heartbeat
+from unbroken.rundir.heartbeat import DISK_FULL, read_heartbeat
 from unbroken.rundir.identity import read_run
 from unbroken.rundir.processes import ProcessIdentity, is_alive
 from unbroken.supervisor.progress import newest_listed
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 LOSSES = ("redoing", "pauses", "starting", "ending")
 _AT_WORK = ("running", "stopping")
 _LIVE = (*_AT_WORK, "starting", "backing-off")
-# The phase of a run that waits for space; training writes it, which nothing here may import.
-_DISK_FULL = "disk-full"
 
 
 def describe_run(directory: Path) -> dict[str, Any]:
@@ -50,7 +48,7 @@ def describe_run(directory: Path) -> dict[str, Any]:
     }
     if run["hint"] is None and run["state"] == "lost":
         run["hint"] = f"`unbroken revive {directory}` takes it over, whether it still runs or not"
-    if run["phase"] == _DISK_FULL and run["hint"] is None and is_written(directory):
+    if run["phase"] == DISK_FULL and run["hint"] is None and is_written(directory):
         run["hint"] = f"free space on the disk of {directory}; training waits and goes on by itself"
     if run["hint"] is None and is_current(run) and run["resources"]["alarms"]:
         run["hint"] = run["resources"]["alarms"][0]
@@ -129,6 +127,14 @@ def whole(run: dict[str, Any], gpus: GpuReader) -> dict[str, Any]:
     """
     has_gpus = is_live(run) and run["host"] == os.uname().nodename
     return {**run, "totals": _totals(run), "gpus": gpus.read() if has_gpus else None}
+
+
+def whole_leniently(run: dict[str, Any], gpus: GpuReader) -> dict[str, Any]:
+    """Return what `whole` does; of a run whose journal cannot be read, as much as is known without it."""
+    try:
+        return whole(run, gpus)
+    except StorageError as error:
+        return {**run, "hint": run["hint"] or error.message}
 
 
 def _totals(run: dict[str, Any]) -> dict[str, Any] | None:

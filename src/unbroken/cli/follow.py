@@ -190,8 +190,11 @@ def start_of_lines(log: Path, count: int, *, end: int | None = None) -> int:
         return 0
     with file:
         position = os.fstat(file.fileno()).st_size if end is None else end
-        while position > 0:
-            step = min(_PIECE_BYTES, position)
+        # What was freed reads as zeros, for as long as it was.
+        is_freed = os.pread(file.fileno(), 1, 0) == b"\0"
+        first = first_data(file.fileno(), 0) if is_freed else 0
+        while position > first:
+            step = min(_PIECE_BYTES, position - first)
             position -= step
             piece = os.pread(file.fileno(), step, position)
             ends = piece.count(b"\n")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,23 +18,27 @@ from unbroken.cli import output, vitals
 from unbroken.cli.describe import is_current
 from unbroken.supervisor.course import read_column
 
-_COLOURS = {"running": "green", "done": "green", "held": "red", "lost": "red", "unreadable": "red"}
 _BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.:-=+*#"
 _COURSE_WIDTH = 48
+_LEAST_NAME_WIDTH = 6
+# Without room, the first of these go first.
+_DROPPED = ("WAIT", "CPU", "LOST", "STEPS/S", "MEMORY", "TO GO")
 
 
-def many(runs: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return a table of `runs` with what is amiss below it, 80 columns wide or as wide as there is room."""
+def many(runs: Sequence[dict[str, Any]], width: int) -> RenderableType:
+    """Return a table of `runs` with what is amiss below it; in a narrow `width` it has fewer columns."""
     if not runs:
         return Text("no run is kept going now; start one with `unbroken run -- python train.py`")
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    table.add_column("RUN", overflow="ellipsis", no_wrap=True, min_width=6)
-    table.add_column("STATE", no_wrap=True)
-    for name in ("STEP", "STEPS/S", "TO GO", "LOST", "CPU", "MEMORY", "WAIT"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
-        table.add_row(*_row(run))
+    rows = [_row(run) for run in runs]
+    shown, left = _fitting([{name: name for name in rows[0]}, *rows], width)
+    table.add_column("RUN", overflow="ellipsis", no_wrap=True, max_width=left)
+    for name in shown:
+        table.add_column(name, justify="left" if name == "STATE" else "right", no_wrap=True)
+    for run, row in zip(runs, rows, strict=True):
+        state = Text(row["STATE"], style=vitals.colour(run["state"]))
+        table.add_row(Text(row["RUN"]), state, *(row[name] for name in shown if name != "STATE"))
     notes = [
         Text.assemble((str(run["name"]), "bold"), f": {run['hint'] or run['reason']}")
         for run in runs
@@ -71,27 +76,38 @@ def _title(text: str) -> Text:
     return Text(f"unbroken top, {time.strftime('%H:%M:%S')}: {text}", style="dim")
 
 
-def _row(run: dict[str, Any]) -> list[RenderableType]:
+def _fitting(rows: Sequence[dict[str, str]], width: int) -> tuple[list[str], int]:
+    """Return which columns have room beside that of the names, and how much is left for those."""
+    needed = {name: 1 + max(cell_len(row[name]) for row in rows) for name in rows[0]}
+    names = min(needed.pop("RUN") - 1, _LEAST_NAME_WIDTH)
+    for name in _DROPPED:
+        if names + sum(needed.values()) <= width:
+            break
+        del needed[name]
+    return list(needed), max(names, width - sum(needed.values()))
+
+
+def _row(run: dict[str, Any]) -> dict[str, str]:
     used = run["resources"] if is_current(run) else {}
     totals = run["totals"] or {}
     speed = used.get("steps_per_second")
     cores, memory, share = used.get("cpu_cores"), used.get("memory_bytes"), used.get("data_wait_share")
-    return [
-        Text(str(run["name"])),
-        _state(run),
-        vitals.progress(run).replace(" of ", "/"),
-        f"{speed:.3g}" if speed is not None else "",
-        vitals.to_go(run),
-        output.duration(totals["lost_seconds"]) if totals.get("lost_seconds") else "",
-        f"{cores:.1f}" if cores is not None else "",
-        output.size(memory) if memory is not None else "",
-        f"{share:.0%}" if share is not None else "",
-    ]
+    return {
+        "RUN": str(run["name"]),
+        "STATE": run["state"],
+        "STEP": vitals.progress(run).replace(" of ", "/"),
+        "STEPS/S": f"{speed:.3g}" if speed is not None else "",
+        "TO GO": vitals.to_go(run),
+        "LOST": output.duration(totals["lost_seconds"]) if totals.get("lost_seconds") else "",
+        "CPU": f"{cores:.1f}" if cores is not None else "",
+        "MEMORY": output.size(memory) if memory is not None else "",
+        "WAIT": f"{share:.0%}" if share is not None else "",
+    }
 
 
 def _lines(run: dict[str, Any]) -> dict[str, RenderableType]:
     age = output.duration(run["beat_age_seconds"]) if run["beat_age_seconds"] is not None else ""
-    state = _state(run)
+    state = Text(run["state"], style=vitals.colour(run["state"]))
     if run["changed"]:
         state.append(f" for {output.duration(time.time() - run['changed'])}", style="default")
     facts: dict[str, RenderableType] = {
@@ -112,7 +128,3 @@ def _lines(run: dict[str, Any]) -> dict[str, RenderableType]:
     facts["memory so far"] = Text(course(read_column(directory, "memory_bytes"), bars))
     facts["checkpoint"] = Text(run["checkpoint"] or "")
     return facts
-
-
-def _state(run: dict[str, Any]) -> Text:
-    return Text(run["state"], style=_COLOURS.get(run["state"], "yellow"))

@@ -40,7 +40,6 @@ def install_boot(by: str | None, only_print: bool, remove: bool) -> None:
         _say(boot.install_cron(), "it is in your crontab already")
         return
     said = boot.install_unit()
-    boot.verify_unit()
     if said and systemd.answers():
         boot.reload_manager()
     _say(said, f"{boot.unit_path()} is there and enabled already")

@@ -13,6 +13,10 @@ def words(event: dict[str, Any]) -> str | None:
     match event["kind"]:
         case "job-end-known":
             return f"job {event['job']} ends at {_clock(event['ends'])}, and the run stops in time"
+        case "job-end-unknown":
+            return f"when job {event['job']} ends is not known: {event['reason']}"
+        case "notice-withdrawn":
+            return f"{event['provider']}: withdrawn: {event['what']}"
         case "notice":
             when = f", at {_clock(event['at'])}" if event["at"] is not None else ""
             what = "" if event["is_end"] else "; a checkpoint is asked for, and training goes on"
@@ -27,7 +31,8 @@ def words(event: dict[str, Any]) -> str | None:
             took, grace = event["save_seconds"], event["grace_seconds"]
             return f"the last save took {took:.1f} s, a stop leaves {grace:g} s (hint: {event['hint']})"
         case "requeued":
-            before = f", as {event['restart_count']} times before" if event["restart_count"] else ""
+            count = event["restart_count"]
+            before = f", as {'once' if count == 1 else f'{count} times'} before" if count else ""
             return f"job {event['job']} goes back into the queue{before}"
         case "not-requeued":
             return f"job {event['job']} does not go back into the queue: {event['reason']}"

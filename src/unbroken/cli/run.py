@@ -12,8 +12,9 @@ import click
 from unbroken.cli import output
 from unbroken.cli.quantities import size
 from unbroken.cli.target import RUNS_FOLDER, absolute
-from unbroken.cli.viewer import Viewer
+from unbroken.cli.viewer import Viewer, say
 from unbroken.errors import UsageError
+from unbroken.rundir.identity import open_run
 from unbroken.supervisor import surroundings
 from unbroken.supervisor.background import start_in_background
 from unbroken.supervisor.engines import check_engine, engine_of, longest_pause_seconds
@@ -149,11 +150,12 @@ def run(  # noqa: PLR0913, PLR0917 - one for each option
         if said:
             output.note(f"unbroken: {said}")
         if tmux:
-            output.note(f"unbroken: `tmux attach -t {open_window(directory)}` shows its output")
+            session = open_window(directory, open_run(directory).name)
+            output.note(f"unbroken: `tmux attach -t {session}` shows its output")
         return
     viewer = Viewer(directory, grace_seconds=grace)
     supervisor = launch(plan)
-    output.note(f"unbroken: run directory {directory}; {in_words(directory, grace)}")
+    say(f"unbroken: run directory {directory}; {in_words(directory, grace)}")
     click.get_current_context().exit(viewer.show(supervisor))
 
 

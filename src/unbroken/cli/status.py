@@ -16,7 +16,6 @@ from unbroken.cli.target import find_run
 from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_ERROR, EXIT_OK, EXIT_RUN_ME_AGAIN, UsageError
 from unbroken.supervisor.registry import known_runs
 
-_COLOURS = {"running": "green", "done": "green", "held": "red", "lost": "red", "unreadable": "red"}
 _HEADER = ("RUN", "STATE", "ATTEMPT", "STEP", "BEAT", "CHECKPOINT", "DIRECTORY")
 _CODES = {"done": EXIT_OK, "stopped": EXIT_RUN_ME_AGAIN}
 
@@ -113,7 +112,7 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
         return
     from unbroken.cli import vitals
 
-    state = output.painted(run["state"], _COLOURS.get(run["state"], "yellow"), sys.stdout)
+    state = output.painted(run["state"], vitals.colour(run["state"]), sys.stdout)
     lines = {
         "run": run["name"],
         "directory": run["directory"],

@@ -38,7 +38,8 @@ _BEYOND_DEADLINE_SECONDS = 90.0
 def stop(target: str | None, now: bool, timeout: float | None, as_json: bool) -> None:
     """Ask the run TARGET, a name or a directory, to save and stop, and wait until it has.
 
-    It is an error (1) if the run is not running.
+    It is an error (1) if the run is not running. A request that is there already and leaves less time, such
+    as the notice of a cloud, keeps its time; the run then counts as stopped by you, and is not run again.
 
     \b
     Fields of --json: those of `unbroken status --json`, of the run as it ended.
@@ -46,7 +47,7 @@ def stop(target: str | None, now: bool, timeout: float | None, as_json: bool) ->
     directory = find_run(target)
     state = _running(directory)
     seconds = 0.0 if now else state.grace_seconds if timeout is None else timeout
-    ask_to_stop(directory, state.supervisor, reason="unbroken stop", seconds=seconds)
+    seconds = ask_to_stop(directory, state.supervisor, reason="unbroken stop", seconds=seconds)
     if not now:
         output.note(
             f"run {state.name}: asked to save and stop {_by_when(seconds)}{_last_save(directory, seconds)}"
@@ -79,10 +80,15 @@ def _last_save(directory: Path, seconds: float) -> str:
     return f" (the last save took {output.duration(beat.save_seconds)}{is_short})"
 
 
-def ask_to_stop(directory: Path, supervisor: ProcessIdentity, *, reason: str, seconds: float) -> None:
-    """Ask for a stop within `seconds`, and wake the supervisor so that it looks at once."""
+def ask_to_stop(directory: Path, supervisor: ProcessIdentity, *, reason: str, seconds: float) -> float:
+    """Ask for a stop within `seconds`, and wake the supervisor so that it looks at once.
+
+    Returns how many seconds there are: fewer if an earlier request leaves less time.
+    """
+    deadline = time.time() + seconds
     try:
-        request_stop(directory, reason=reason, deadline_seconds=time.time() + seconds)
+        standing = request_stop(directory, reason=reason, deadline_seconds=deadline)
+        return max(0.0, seconds - (deadline - (standing.deadline_seconds or deadline)))
     finally:
         # Also when the disk is full and the file cannot be written: the signal alone asks, too.
         _wake(supervisor)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from unbroken.cli import output
-from unbroken.cli.describe import describe_leniently, describe_run, is_live, whole
+from unbroken.cli.describe import describe_leniently, describe_run, is_live, whole_leniently
 from unbroken.cli.frames import many, one
 from unbroken.cli.target import find_run
 from unbroken.supervisor.gpu import GpuReader
@@ -57,21 +57,21 @@ def top(target: str | None, once: bool, interval: float, as_json: bool) -> None:
         if as_json:
             output.data_json({"time": time.time(), "runs": _runs(directory, gpus)})
         elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            console.print(_frame(directory, gpus))
+            console.print(_frame(directory, gpus, console.width))
         else:
             _watch(console, directory, gpus, interval)
 
 
 def _runs(directory: Path | None, gpus: GpuReader) -> list[dict[str, Any]]:
     if directory is not None:
-        return [whole(describe_run(directory), gpus)]
+        return [whole_leniently(describe_run(directory), gpus)]
     known = [describe_leniently(run.name, run.directory) for run in known_runs()]
-    return [whole(run, gpus) for run in known if is_live(run)]
+    return [whole_leniently(run, gpus) for run in known if is_live(run)]
 
 
-def _frame(directory: Path | None, gpus: GpuReader) -> Any:
+def _frame(directory: Path | None, gpus: GpuReader, width: int) -> Any:
     runs = _runs(directory, gpus)
-    return one(runs[0]) if directory is not None else many(runs)
+    return one(runs[0]) if directory is not None else many(runs, width)
 
 
 def _watch(console: Console, directory: Path | None, gpus: GpuReader, interval: float) -> None:
@@ -82,7 +82,7 @@ def _watch(console: Console, directory: Path | None, gpus: GpuReader, interval: 
     with _keys(), live:
         try:
             while True:
-                live.update(_frame(directory, gpus), refresh=True)
+                live.update(_frame(directory, gpus, console.width), refresh=True)
                 if _is_left(interval):
                     return
         except KeyboardInterrupt:

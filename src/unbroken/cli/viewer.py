@@ -9,23 +9,29 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from unbroken.cli import output, outside
-from unbroken.cli.follow import OutputFollower
+from unbroken.cli.follow import OutputFollower, Piece
 from unbroken.cli.stop import ask_to_stop
-from unbroken.errors import UnbrokenError
+from unbroken.errors import StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
 from unbroken.rundir.processes import identify
-from unbroken.supervisor.engines import reap_strangers
+from unbroken.supervisor.engines import engine_of, reap_strangers
 
 _LOOK_SECONDS = 0.1
-_SAVE_AND_STOP = 1
-_KILL = 2
+# A terminal may take less than a script prints: what is to be said must not wait for all of that.
+_PIECES_AT_ONCE = 4
+# What systemd sets, to its number, for the process that it starts.
+_UNIT_PROCESS_VARIABLE = "SYSTEMD_EXEC_PID"
 
 
 class RunView:
@@ -37,23 +43,33 @@ class RunView:
     def __init__(self, directory: Path, first: int, *, start: int = 0) -> None:
         self._directory = directory
         self._output = OutputFollower(directory, first, start=start)
+        self._pieces: Iterator[Piece] | None = None
+        self._events: list[dict[str, Any]] = []
         self._journal_bytes = 0
         self._events_seen = 0
         self._events_seen = len(self._new_events())
 
-    def show_new(self) -> None:
-        """Show what came since the last call: output as it was written, events in words on stderr."""
-        # Events first: an attempt that is said to have ended writes no more.
-        events = self._new_events()
-        for piece in self._output.new():
+    def show_new(self) -> bool:
+        """Show what came since the last call: output as it was written, events in words on stderr.
+
+        Returns True when that is all for now, False if there was so much that the next call goes on with it.
+        """
+        if self._pieces is None:
+            # Events first: an attempt that is said to have ended writes no more.
+            self._events = self._new_events()
+            self._pieces = self._output.new()
+        pieces = list(islice(self._pieces, _PIECES_AT_ONCE))
+        for piece in pieces:
             if piece.freed_bytes:
-                output.note(f"unbroken: ... {output.size(piece.freed_bytes)} of older output freed")
+                say(f"unbroken: ... {output.size(piece.freed_bytes)} of older output freed")
             sys.stdout.buffer.write(piece.data)
         sys.stdout.flush()
-        for event in events:
-            text = notice(event)
-            if text is not None:
-                output.note(f"unbroken: {text}")
+        if len(pieces) == _PIECES_AT_ONCE:
+            return False
+        self._pieces = None
+        for text in filter(None, map(notice, self._events)):
+            say(f"unbroken: {text}")
+        return True
 
     def _new_events(self) -> list[dict[str, Any]]:
         path = self._directory / layout.JOURNAL_FILE
@@ -78,60 +94,90 @@ class Viewer:
     def __init__(self, directory: Path, *, grace_seconds: float) -> None:
         self._directory = directory
         self._grace_seconds = grace_seconds
-        self._view = RunView(directory, max(layout.attempts(directory), default=0) + 1)
-        # What was wanted of the run, raised by signals, and what of it was passed on.
-        self._wanted = 0
-        self._passed_on = 0
-        self._signal: int | None = None
+        self._view: RunView | None = RunView(directory, max(layout.attempts(directory), default=0) + 1)
+        # A handler may put into it at any moment, whatever it interrupts.
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        self._to_say: SimpleQueue[str] = SimpleQueue()
         # An interrupt that was ignored from the start, as for a shell's background job, stays ignored.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._on_interrupt)
-        signal.signal(signal.SIGTERM, self._on_terminate)
-        signal.signal(signal.SIGUSR1, self._on_terminate)
+            signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR1, self._on_signal)
 
     def show(self, supervisor: subprocess.Popen[bytes]) -> int:
         """Show output and events until the run is over, and return its exit code."""
-        try:
-            while True:
+        # Not by the one that shows: the terminal, or the pipe, may let it wait for ever.
+        threading.Thread(target=self._pass_on, args=(supervisor,), daemon=True).start()
+        code, is_all = None, True
+        while True:
+            if is_all:
                 # Looked at before reading, so that what was written last is not missed.
                 code = supervisor.poll()
-                reap_strangers(supervisor.pid)
-                self._view.show_new()
-                if code is not None:
-                    return self._ended(code)
-                self._pass_on(supervisor.pid)
+            reap_strangers(supervisor.pid)
+            is_all = self._show_new()
+            while not self._to_say.empty():
+                say(self._to_say.get())
+            if is_all and code is not None:
+                return self._ended(code)
+            if is_all:
                 time.sleep(_LOOK_SECONDS)
-        except BrokenPipeError:
-            output.note(f"unbroken: nobody reads the output any more; the run goes on: {self._directory}")
-            raise
 
-    def _on_interrupt(self, _: int, __: FrameType | None) -> None:
-        self._wanted = min(_KILL, self._wanted + 1)
+    def _show_new(self) -> bool:
+        if self._view is None:
+            return True
+        try:
+            return self._view.show_new()
+        except (OSError, StorageError) as error:
+            is_unread = isinstance(error, BrokenPipeError)
+            why = (
+                "nobody reads the output any more"
+                if is_unread
+                else f"the output is not shown any more: {error}"
+            )
+            say(f"unbroken: {why}; the run goes on: {self._directory}")
+            if is_unread and not _is_the_job():
+                raise
+            self._view = None
+            _discard(sys.stdout)
+            return True
 
-    def _on_terminate(self, number: int, _: FrameType | None) -> None:
-        # Engines repeat it; only a person at the keyboard asks twice for more.
-        self._wanted = max(_SAVE_AND_STOP, self._wanted)
-        self._signal = number
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._signals.put(number)
 
-    def _pass_on(self, process_id: int) -> None:
-        supervisor = identify(process_id)
-        if self._wanted == self._passed_on or supervisor is None:
+    def _pass_on(self, supervisor: subprocess.Popen[bytes]) -> None:
+        """Pass on each signal that comes; only a person at the keyboard asks twice for more."""
+        is_asked = is_killed = False
+        while True:
+            number = self._signals.get()
+            if is_killed:
+                continue
+            is_killed = is_asked and number == signal.SIGINT
+            if is_killed:
+                self._to_say.put("unbroken: killing it")
+                self._ask(supervisor, "killed from the terminal", 0.0)
+                continue
+            if not is_asked:
+                self._to_say.put(self._until_when())
+            is_asked = True
+            if number == signal.SIGINT:
+                self._ask(supervisor, "stopped from the terminal", self._grace_seconds)
+            else:
+                # It knows better what the sender means by it, also by one after a Ctrl-C.
+                supervisor.send_signal(number)
+
+    def _ask(self, supervisor: subprocess.Popen[bytes], reason: str, seconds: float) -> None:
+        identity = identify(supervisor.pid)
+        if identity is None:
             return
-        self._passed_on = self._wanted
-        if self._wanted == _KILL:
-            output.note("unbroken: killing it")
-            ask_to_stop(self._directory, supervisor, reason="killed from the terminal", seconds=0.0)
-            return
+        try:
+            ask_to_stop(self._directory, identity, reason=reason, seconds=seconds)
+        except StorageError as error:
+            self._to_say.put(f"unbroken: the request could not be written: {error.message}")
+
+    def _until_when(self) -> str:
         seconds = self._grace_seconds
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
-        output.note(
-            f"unbroken: saving, up to {output.duration(seconds)}, until {until}; Ctrl-C again to kill"
-        )
-        if self._signal is not None:
-            # It knows better what the sender means by it.
-            os.kill(process_id, self._signal)
-            return
-        ask_to_stop(self._directory, supervisor, reason="stopped from the terminal", seconds=seconds)
+        return f"unbroken: saving, up to {output.duration(seconds)}, until {until}; Ctrl-C again to kill"
 
     def _ended(self, code: int) -> int:
         if code >= 0:
@@ -140,6 +186,28 @@ class Viewer:
             f"the supervisor was ended by {signal.Signals(-code).name}; its attempt may still run",
             hint=f"`unbroken revive {self._directory}` takes the run over",
         )
+
+
+def say(text: str) -> None:
+    """Say something on stderr, if that takes it: a run is worth more than what is said about it."""
+    try:
+        output.note(text)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what is still to be written to `stream` go nowhere, without an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _is_the_job() -> bool:
+    """Tell whether whatever started this command ends the whole run when the command ends."""
+    own = os.getpid()
+    is_first = own == 1 or os.environ.get(_UNIT_PROCESS_VARIABLE) == str(own)
+    return is_first or engine_of(os.environ) is not None
 
 
 def notice(event: dict[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ _LOSSES = {
     "starting": "starting again",
     "ending": "from last steps to ends",
 }
+_COLOURS = {"running": "green", "done": "green", "held": "red", "lost": "red", "unreadable": "red"}
 # Growth below is noise.
 _SHOWN_GROWTH_BYTES_PER_HOUR = 1e6
 _SHOWN_SECONDS = 0.1
@@ -49,8 +50,14 @@ def attempt(run: dict[str, Any]) -> str:
     if run["attempt"] is None:
         return ""
     process = f", process {run['process_id']}" if run["process_id"] is not None else ""
-    restarts = f", restarted {run['restarts']} times" if run["restarts"] else ""
+    count = run["restarts"]
+    restarts = f", restarted {'once' if count == 1 else f'{count} times'}" if count else ""
     return f"{run['attempt']}{process}{restarts}"
+
+
+def colour(state: str) -> str:
+    """Return the colour of a state of a run."""
+    return _COLOURS.get(state, "yellow")
 
 
 def to_go(run: dict[str, Any]) -> str:

@@ -6,21 +6,24 @@ import shlex
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from unbroken.cli import output
 from unbroken.cli.target import find_run
+from unbroken.errors import StorageError
 from unbroken.rundir.identity import read_run
 from unbroken.supervisor.explanation import Told, choose, tell
+from unbroken.supervisor.plan import read_plan
 from unbroken.supervisor.states import Snapshot, read_state
 
 _COLOURS = {"completed": "green", "stopped": "yellow"}
 _MARGIN = 12
 _NEXT = {
     "held": "when that is mended: `unbroken release {0}`",
-    "stopped": "to go on: `unbroken run --name {0} -- {1}`",
+    "stopped": "to go on: `{1}`",
     "lost": "to go on: `unbroken revive {0}`",
     "done": "nothing: training came to its end",
     "unsupervised": "to keep it going: `unbroken run` with its command, which goes on from here",
@@ -118,7 +121,7 @@ def _show(told: Told) -> None:
 
 def _next(directory: Path, name: str | None, state: Snapshot | None, told: Told | None) -> list[str]:
     known = name if name is not None and state is not None else str(directory)
-    command = shlex.join(state.command) if state is not None else ""
+    command = _start_again(directory, state) if state is not None else ""
     pattern = _LIVE if state is not None and state.is_live else _NEXT["unsupervised"]
     if state is not None and not state.is_live:
         pattern = _NEXT[state.state]
@@ -126,6 +129,16 @@ def _next(directory: Path, name: str | None, state: Snapshot | None, told: Told 
     # The hint of a run that came to its end well is of an attempt that failed on the way.
     is_open = state is None or state.state != "done"
     return [*dict.fromkeys(hint for hint in hints if hint and is_open), pattern.format(known, command)]
+
+
+def _start_again(directory: Path, state: Snapshot) -> str:
+    """Return the line that starts the run again, wherever it is typed."""
+    run = shlex.join(["unbroken", "run", "--run-dir", str(directory), "--", *state.command])
+    with suppress(StorageError):
+        plan = read_plan(directory)
+        if plan is not None and plan.working_directory:
+            return f"{shlex.join(['cd', plan.working_directory])} && {run}"
+    return run
 
 
 def _line(told: Told) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from unbroken.rundir import layout
 from unbroken.rundir.pidfd import HeldProcess
+from unbroken.rundir.place import is_same_place
 from unbroken.rundir.processes import ProcessIdentity, ProcessStat, read_stat
 
 _LOOK_AGAIN_SECONDS = 0.02
@@ -37,7 +38,7 @@ class AdoptedTree:
         self.leader = leader.process_id if leader is not None else 0
         self.wait_status: int | None = None
         self.leader_ended = False
-        self._tags = _tags(directory, attempt)
+        self._directory, self._attempt = directory, attempt
         self._held = _hold(leader)
         self._known: set[tuple[int, int]] = set()
         # Looked at and found to be of something else: variables are inherited, they do not come later.
@@ -129,11 +130,14 @@ class AdoptedTree:
             return True
         if self._has_session and _session(member.process_id) == self.leader:
             return True
-        variables = _variables(member.process_id) if who not in self._strangers else set()
+        if who in self._strangers:
+            return False
+        variables = _variables(member.process_id)
+        is_ours = _attempt_of(variables, self._directory) == self._attempt
         # None at all are shown of a process that is just becoming another program.
-        if len(variables) > 1 and not self._tags <= variables:
+        if len(variables) > 1 and not is_ours:
             self._strangers.add(who)
-        return self._tags <= variables
+        return is_ours
 
 
 def tagged(directory: Path) -> list[tuple[int, int]]:
@@ -141,18 +145,14 @@ def tagged(directory: Path) -> list[tuple[int, int]]:
 
     This process and those above it are none of them, even where they are started from an attempt.
     """
-    run_tag = os.fsencode(f"{layout.RUN_DIR_VARIABLE}={directory}")
-    attempt_tag = os.fsencode(f"{layout.ATTEMPT_VARIABLE}=")
     ourselves = _ancestors()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) in ourselves:
             continue
-        variables = _variables(int(entry))
-        numbers = [text[len(attempt_tag) :] for text in variables if text.startswith(attempt_tag)]
-        # Both tags: a user may have set the directory in a shell.
-        if run_tag in variables and numbers and numbers[0].isdigit():
-            found.append((int(entry), int(numbers[0])))
+        attempt = _attempt_of(_variables(int(entry)), directory)
+        if attempt is not None:
+            found.append((int(entry), attempt))
     return sorted(found)
 
 
@@ -161,7 +161,7 @@ def _hold(leader: ProcessIdentity | None) -> HeldProcess | None:
         return None
     try:
         return HeldProcess(leader.process_id, leader.start_ticks)
-    except OSError:
+    except ProcessLookupError:
         return None
 
 
@@ -171,7 +171,7 @@ def _signal_once(members: Sequence[ProcessStat], number: signal.Signals, done: s
         if who in done:
             continue
         done.add(who)
-        with suppress(OSError):
+        with suppress(ProcessLookupError):
             held = HeldProcess(*who)
             held.send(number)
             # A stopped process sees nothing but SIGKILL until it is continued.
@@ -179,11 +179,21 @@ def _signal_once(members: Sequence[ProcessStat], number: signal.Signals, done: s
             held.close()
 
 
-def _tags(directory: Path, attempt: int) -> set[bytes]:
-    return {
-        os.fsencode(f"{layout.RUN_DIR_VARIABLE}={directory}"),
-        os.fsencode(f"{layout.ATTEMPT_VARIABLE}={attempt}"),
-    }
+def _attempt_of(variables: set[bytes], directory: Path) -> int | None:
+    """Return of which attempt of the run in `directory` a process with those variables is, or None.
+
+    Both must be there: a user may have set the directory in a shell.
+    """
+    attempt = _value(variables, layout.ATTEMPT_VARIABLE)
+    place = _value(variables, layout.RUN_DIR_VARIABLE)
+    if not place or not attempt.isdecimal() or not is_same_place(place, directory):
+        return None
+    return int(attempt)
+
+
+def _value(variables: set[bytes], name: str) -> str:
+    tag = os.fsencode(f"{name}=")
+    return next((os.fsdecode(text[len(tag) :]) for text in variables if text.startswith(tag)), "")
 
 
 def _variables(process_id: int) -> set[bytes]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.errors import StorageError
@@ -25,17 +26,52 @@ class StopRequest:
 
 def request_stop(
     directory: Path, *, reason: str, deadline_seconds: float | None = None, is_preemption: bool = False
-) -> None:
-    """Ask the run in `directory` to save and stop; it stays asked until `clear_stop`."""
+) -> StopRequest:
+    """Ask the run in `directory` to save and stop; it stays asked until `clear_stop`.
+
+    Returns the request that now stands: with one that was there already, both of them as in `merged`.
+    """
+    request = StopRequest(reason=reason, deadline_seconds=deadline_seconds, is_preemption=is_preemption)
+    there = read_stop(directory)
+    standing = merged(there, request)
+    if standing != there:
+        replace_stop(directory, standing)
+    return standing
+
+
+def replace_stop(directory: Path, request: StopRequest) -> None:
+    """Put `request` in the place of one that may be there, whatever that says."""
     write_json(
         directory / layout.STOP_FILE,
         {
-            "reason": reason,
-            "deadline": deadline_seconds,
-            "is_preemption": is_preemption,
+            "reason": request.reason,
+            "deadline": request.deadline_seconds,
+            "is_preemption": request.is_preemption,
             "requested": time.time(),
         },
     )
+
+
+def merged(there: StopRequest | None, request: StopRequest) -> StopRequest:
+    """Return the one request that says what both do.
+
+    The earlier deadline counts: somebody means it. A stop that a person asked for stays theirs, whatever
+    shortens it; of two alike the words are those of the one that leaves less time.
+
+    >>> machine = StopRequest(reason="preemption", deadline_seconds=100.0, is_preemption=True)
+    >>> both = merged(machine, StopRequest(reason="unbroken stop", deadline_seconds=900.0))
+    >>> both.reason, both.deadline_seconds, both.is_preemption
+    ('unbroken stop', 100.0, False)
+    """
+    if there is None:
+        return request
+    first, second = sorted((there, request), key=lambda one: (one.is_preemption, _deadline(one)))
+    earliest = min(first, second, key=_deadline)
+    return replace(first, deadline_seconds=earliest.deadline_seconds)
+
+
+def _deadline(request: StopRequest) -> float:
+    return math.inf if request.deadline_seconds is None else request.deadline_seconds
 
 
 def can_still_save(request: StopRequest | None, save_seconds: float, now_seconds: float) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 
 from unbroken.storage.failures import failed
 
+# The phase of a run that waits for space on its disk.
+DISK_FULL = "disk-full"
 _MAGIC = b"UNBROKEN-BEAT-02"
 # magic, sequence, process id, monotonic ns, wall ns, beats, step, last checkpoint step, phase,
 # progress, last step of all, seconds waited for data, seconds that the last save took

@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeAlias
 from unbroken.errors import RunBusyError
 from unbroken.rundir.files import create_json, read_json, write_json
 from unbroken.rundir.lease import LEASE_SECONDS, Lease, is_changed, read_lease
-from unbroken.rundir.processes import ProcessIdentity, identify_self, is_alive
+from unbroken.rundir.place import is_elsewhere, place_of
+from unbroken.rundir.processes import ProcessIdentity, identify_self, is_alive, is_same
 from unbroken.rundir.tell import tell
 from unbroken.storage.base import TEMPORARY_PREFIX
 from unbroken.storage.failures import failed
@@ -81,6 +82,7 @@ class RunLock:
         said = {
             **words,
             **identify_self().to_json(),
+            **place_of(self._lock_path.parent),
             "since": time.time(),
             "lease_seconds": self._lease_seconds,
         }
@@ -120,13 +122,18 @@ class RunLock:
         if self._held_as is None or self._held_as[0] != os.getpid():
             return False
         holder = self.holder()
-        return holder is not None and holder[0] == identify_self()
+        return holder is not None and is_same(holder[0], identify_self())
 
     def holder(self) -> _Holder | None:
-        """Return who wrote the holder file and all that it says, or None if there is none."""
+        """Return who wrote the holder file and all that it says, or None if there is none.
+
+        That in a copy of the directory speaks of the original, and so of nobody here.
+        """
         words = read_json(self._holder_path)
-        identity = ProcessIdentity.from_json(words) if words is not None else None
-        return (identity, words) if identity is not None and words is not None else None
+        if words is None or is_elsewhere(words, self._lock_path.parent):
+            return None
+        identity = ProcessIdentity.from_json(words)
+        return (identity, words) if identity is not None else None
 
     def _take(self, said: dict[str, Any]) -> None:
         has_locks = self._lock()

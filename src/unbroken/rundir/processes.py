@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process on a host. `start_ticks` and `boot_id` tell it from later ones with the same number."""
+    """A process on a host. `start_ticks` and `boot_id` tell it from later ones with the same number.
+
+    `namespace` is where that number counts, 0 if it is not known: containers share a boot, not the numbers.
+    """
 
     host: str
     process_id: int
     start_ticks: int
     boot_id: str
+    namespace: int = field(default=0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -23,6 +27,7 @@ class ProcessIdentity:
             "process_id": self.process_id,
             "start_ticks": self.start_ticks,
             "boot_id": self.boot_id,
+            "namespace": self.namespace,
         }
 
     @classmethod
@@ -34,6 +39,7 @@ class ProcessIdentity:
                 process_id=int(value["process_id"]),
                 start_ticks=int(value["start_ticks"]),
                 boot_id=str(value["boot_id"]),
+                namespace=int(value.get("namespace", 0)),
             )
         except (KeyError, TypeError, ValueError):
             return None
@@ -85,7 +91,11 @@ def identify(process_id: int) -> ProcessIdentity | None:
     if found is None or found.state in "ZX":
         return None
     return ProcessIdentity(
-        host=os.uname().nodename, process_id=process_id, start_ticks=found.start_ticks, boot_id=boot_id()
+        host=os.uname().nodename,
+        process_id=process_id,
+        start_ticks=found.start_ticks,
+        boot_id=boot_id(),
+        namespace=_namespace(),
     )
 
 
@@ -102,6 +112,26 @@ def identify_self() -> ProcessIdentity:
 
 def is_alive(identity: ProcessIdentity) -> bool | None:
     """Tell whether that very process runs; None if it is of another host and cannot be asked."""
-    if identity.host != os.uname().nodename:
+    if not _is_of_here(identity):
         return None
-    return identify(identity.process_id) == identity
+    found = identify(identity.process_id)
+    return found is not None and is_same(found, identity)
+
+
+def is_same(one: ProcessIdentity, other: ProcessIdentity) -> bool:
+    """Tell whether two identities of this host are of one process, also if the host was renamed meanwhile."""
+    return one == replace(other, host=one.host) and _is_of_here(one) and _is_of_here(other)
+
+
+def _is_of_here(identity: ProcessIdentity) -> bool:
+    if identity.host == os.uname().nodename:
+        return True
+    is_same_kernel = identity.boot_id != "" and identity.boot_id == boot_id()
+    return is_same_kernel and identity.namespace != 0 and identity.namespace == _namespace()
+
+
+def _namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

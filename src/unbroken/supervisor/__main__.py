@@ -1,10 +1,11 @@
-"""The process that supervises: `python -m unbroken.supervisor [DIRECTORY]`, with its plan in JSON on stdin.
+"""The process that supervises: `python -m unbroken.supervisor DIRECTORY`, with its plan in JSON on stdin.
 
 `launch` starts it. It says on stdout, in one line of JSON, that it keeps the run going, or the error
 that prevents it; then stdout and stderr go to supervisor.log and nobody needs to listen any more.
 
-With nothing on stdin it takes over the run in DIRECTORY, by the plan that is kept there. So a service
-manager may start the same command once more after we were killed.
+With `--take-over` and nothing on stdin it takes over the run in DIRECTORY, by the plan that is kept there.
+So a service manager may start the same command once more after we were killed. Without that option, whoever
+wanted to start a run was killed before it could say how.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unbroken.errors import NotRunningError, UnbrokenError
+from unbroken.errors import NotRunningError, UnbrokenError, UsageError
 from unbroken.rundir import layout
 from unbroken.storage.failures import failed
 from unbroken.supervisor import surroundings
+from unbroken.supervisor.launch import TAKE_OVER
 from unbroken.supervisor.plan import Plan, read_plan
 from unbroken.supervisor.stopping import block_signals
 from unbroken.supervisor.supervisor import Supervisor
@@ -31,7 +33,7 @@ def main(arguments: list[str]) -> int:
     block_signals()
     given = sys.stdin.read()
     try:
-        plan = Plan.from_json(json.loads(given)) if given else _kept_plan(Path(arguments[0]))
+        plan = Plan.from_json(json.loads(given)) if given else _kept_plan(*arguments)
         if plan.environment is not None:
             surroundings.enter(plan.working_directory, plan.environment)
         supervisor = Supervisor(plan, revives=not given)
@@ -49,7 +51,10 @@ def main(arguments: list[str]) -> int:
     return supervisor.run()
 
 
-def _kept_plan(directory: Path) -> Plan:
+def _kept_plan(place: str, option: str = "") -> Plan:
+    directory = Path(place)
+    if option != TAKE_OVER:
+        raise UsageError(f"{directory}: expected a plan on stdin, found nothing", hint="use `unbroken run`")
     plan = read_plan(directory)
     if plan is None:
         raise NotRunningError(

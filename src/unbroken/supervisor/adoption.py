@@ -10,7 +10,7 @@ from pathlib import Path
 from unbroken.errors import NotRunningError, RunBusyError, StorageError
 from unbroken.rundir import layout
 from unbroken.rundir.adopted_tree import tagged
-from unbroken.rundir.control import StopRequest, read_stop, request_stop
+from unbroken.rundir.control import StopRequest, read_stop, replace_stop
 from unbroken.rundir.files import read_json
 from unbroken.rundir.processes import ProcessIdentity, boot_id, identify, identify_self, is_alive
 from unbroken.supervisor.history import Begun, Past, read_past
@@ -54,7 +54,7 @@ def find(directory: Path) -> Found:
     snapshot = _snapshot(directory)
     past = _past(directory, snapshot)
     _refuse_ended(directory, past, snapshot)
-    _refuse_elsewhere(directory, snapshot)
+    _refuse_elsewhere(directory, past, snapshot)
     machine_restarted = snapshot is not None and snapshot.supervisor.boot_id != boot_id()
     living = tagged(directory)
     begun = _unended(directory, past)
@@ -64,7 +64,7 @@ def find(directory: Path) -> Found:
         # Started, and killed before it could say so.
         begun = Begun(attempt=living[-1][1], started=_made(directory, living[-1][1]))
     _refuse_others(directory, living, begun.attempt)
-    leader = _leader(directory, living, begun.attempt, snapshot)
+    leader = _leader(living, begun.attempt, snapshot)
     is_running = bool(living) or (leader is not None and is_alive(leader) is True)
     return Found(
         past=past, begun=begun, leader=leader, is_running=is_running, machine_restarted=machine_restarted
@@ -127,8 +127,11 @@ def _mend(directory: Path, past: Past, snapshot: Snapshot | None) -> None:
     write_state(directory, ended)
 
 
-def _refuse_elsewhere(directory: Path, snapshot: Snapshot | None) -> None:
+def _refuse_elsewhere(directory: Path, past: Past, snapshot: Snapshot | None) -> None:
     if snapshot is None or snapshot.leader is None or is_alive(snapshot.leader) is not None:
+        return
+    # Whoever waited for the next start had seen its end.
+    if past.begun is None and snapshot.attempt == past.last_attempt:
         return
     host = snapshot.leader.host
     raise RunBusyError(
@@ -165,27 +168,13 @@ def _made(directory: Path, attempt: int) -> float:
     return layout.attempt_directory(directory, attempt).stat().st_mtime
 
 
-def _leader(
-    directory: Path, living: list[tuple[int, int]], attempt: int, snapshot: Snapshot | None
-) -> ProcessIdentity | None:
+def _leader(living: list[tuple[int, int]], attempt: int, snapshot: Snapshot | None) -> ProcessIdentity | None:
     if snapshot is not None and snapshot.attempt == attempt and snapshot.leader is not None:
         # Also if it is a zombie: that shows how it ended.
-        return None if _is_of_original(snapshot.leader.process_id, directory) else snapshot.leader
+        return snapshot.leader
     known = [identity for process_id, _ in living if (identity := identify(process_id)) is not None]
     heads = [identity for identity in known if _leads_a_session(identity.process_id)]
     return min(heads or known, key=lambda identity: identity.start_ticks, default=None)
-
-
-def _is_of_original(process_id: int, directory: Path) -> bool:
-    """Tell whether a process is of the run of which the one in `directory` is only a copy."""
-    tag = os.fsencode(f"{layout.RUN_DIR_VARIABLE}=")
-    try:
-        variables = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    places = [os.fsdecode(text.removeprefix(tag)) for text in variables if text.startswith(tag)]
-    # Where a run was moved away, nothing is left; and there may be several ways to one place.
-    return any(os.path.isdir(place) and not os.path.samefile(place, directory) for place in places)
 
 
 def _leads_a_session(process_id: int) -> bool:
@@ -212,15 +201,21 @@ def give_time_to_stop(directory: Path, seconds: float) -> None:
     request = read_stop(directory)
     if request is None or request.deadline_seconds is None or request.deadline_seconds > time.time():
         return
-    request_stop(
-        directory,
-        reason=request.reason,
-        deadline_seconds=time.time() + seconds,
-        is_preemption=request.is_preemption,
-    )
+    replace_stop(directory, replace(request, deadline_seconds=time.time() + seconds))
 
 
-def is_to_go_on(directory: Path) -> bool:
-    """Tell whether the run in `directory` should be going on, and no supervisor keeps it going."""
+def is_to_go_on(directory: Path) -> bool | None:
+    """Tell whether the run in `directory` should be going on, and no supervisor keeps it going.
+
+    None if that cannot be known, since its supervisor was on another host. Raises StorageError.
+    """
     snapshot = _snapshot(directory)
-    return snapshot is not None and (snapshot.state == "lost" or read_past(directory).is_interrupted)
+    past = _past(directory, snapshot)
+    if past.is_interrupted:
+        return True
+    if snapshot is None:
+        # A crash of the machine can leave it empty, or take it away.
+        return past.ended_as is None and (directory / layout.PLAN_FILE).exists()
+    if snapshot.is_live and is_alive(snapshot.supervisor) is None:
+        return None
+    return snapshot.state == "lost"

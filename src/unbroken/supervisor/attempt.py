@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN, UnbrokenError
+from unbroken.errors import EXIT_OK, EXIT_RUN_ME_AGAIN
 from unbroken.rundir import layout
 from unbroken.rundir.adopted_tree import AdoptedTree
 from unbroken.rundir.heartbeat import read_heartbeat
@@ -23,7 +23,7 @@ from unbroken.supervisor.asking import Asking
 from unbroken.supervisor.history import Begun, ended_to_json
 from unbroken.supervisor.outcome import not_started
 from unbroken.supervisor.output_keeping import separate_ranks
-from unbroken.supervisor.records import Records, say
+from unbroken.supervisor.records import Records
 from unbroken.supervisor.restart_policy import Ended
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.verdict import Verdict, exit_status
@@ -42,12 +42,11 @@ _KILL_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Care:
-    """What all attempts of a run are watched with; `newest_verified` reads the checkpoints of a directory."""
+    """What all attempts of a run are watched with."""
 
     stop: StopWatch
     records: Records
     makers: Sequence[MakeWatcher]
-    newest_verified: Callable[[Path], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def run_attempt(
 ) -> Ended:
     """Run `command` as an attempt and return how it ended, once nothing of it is left.
 
-    `known_checkpoint` is the newest one that is known already; it is not verified again.
+    `known_checkpoint` is the newest one that is verified already, and stays so in what is returned.
     """
     stop, records = care.stop, care.records
     directory = layout.attempt_directory(run_directory, attempt)
@@ -116,10 +115,18 @@ def adopt_attempt(
     records.show(state="running", reason="", hint="", attempt=attempt, leader=leading)
     if stop.is_asked:
         _announce(stop, records)
-    started = Started(attempt=attempt, directory=directory, run_directory=run_directory, leader=tree.leader)
+    started = Started(
+        attempt=attempt,
+        directory=directory,
+        run_directory=run_directory,
+        leader=tree.leader,
+        is_adopted=True,
+    )
     # What ended is not there to be watched any more.
     makers = [*care.makers, witness.device_users.watch] if found.is_running else []
-    end = see_to_its_end(tree, started, stop, records, makers)
+    # What the last supervisor was about to end is not watched until that is found once more.
+    because = EndNow(because=begun.ended_because, kind=begun.ended_kind) if begun.ended_because else None
+    end = see_to_its_end(tree, started, stop, records, makers, because=because)
     ended = time.time() if found.is_running else _last_sign_seconds(directory, begun.started)
     if end.status is None and begun.wait_status is not None:
         end = replace(end, status=exit_status(begun.wait_status))
@@ -137,7 +144,7 @@ def adopt_attempt(
 
 
 def _conclude(run_directory: Path, seen: _Seen, *, care: Care, known_checkpoint: str | None) -> Ended:
-    """Record how an attempt ended, and look whether it has got the run further."""
+    """Record how an attempt ended."""
     witness, verdict = seen.witness, seen.verdict
     witness.close()
     ended = Ended(
@@ -158,13 +165,7 @@ def _conclude(run_directory: Path, seen: _Seen, *, care: Care, known_checkpoint:
         step=witness.step,
         record=ended_to_json(ended),
     )
-    is_over = verdict.outcome == "completed" or care.stop.is_asked
-    is_unchanged = not witness.has_new_checkpoint
-    return replace(
-        ended,
-        # Verifying reads all of a checkpoint: not while somebody waits for us to stop, and not twice.
-        checkpoint=known_checkpoint if is_over or is_unchanged else verified(run_directory, care),
-    )
+    return ended
 
 
 def see_to_its_end(
@@ -173,14 +174,24 @@ def see_to_its_end(
     stop: StopWatch,
     records: Records,
     makers: Sequence[MakeWatcher],
+    *,
+    because: EndNow | None = None,
 ) -> End:
-    """Watch the running attempt until it ends or must be ended, and return once nothing of it is left."""
+    """Watch the running attempt until it ends or must be ended, and return once nothing of it is left.
+
+    With `because` it is known already that it must.
+    """
     watchers = [make(started) for make in makers]
     try:
-        because = _wait(tree, started, stop, records, watchers)
+        because = because or _wait(tree, started, stop, records, watchers)
     finally:
         for watcher in watchers:
             watcher.end()
+    if because is not None:
+        # Known to whoever takes over, should this supervisor not outlive what it ends.
+        records.event(
+            "attempt-ending", attempt=started.attempt, because=because.because, ended_kind=because.kind
+        )
     leftovers: tuple[str, ...] = ()
     if because is None and not tree.collect():
         leftovers = tuple(str(member) for member in tree.members())
@@ -285,7 +296,12 @@ def _look(
 def _announce(stop: StopWatch, records: Records) -> None:
     request = stop.request
     assert request is not None, "announced without a request"
-    records.event("stop-requested", reason=request.reason, deadline=request.deadline_seconds)
+    records.event(
+        "stop-requested",
+        reason=request.reason,
+        deadline=request.deadline_seconds,
+        is_preemption=request.is_preemption,
+    )
     records.show(state="stopping", reason=request.reason, deadline_seconds=request.deadline_seconds)
 
 
@@ -304,13 +320,3 @@ def _last_sign_seconds(directory: Path, started: float) -> float:
     output = directory / layout.OUTPUT_LOG
     written = output.stat().st_mtime if output.exists() else started
     return max(written, beat.wall_seconds if beat is not None else started)
-
-
-def verified(run_directory: Path, care: Care) -> str | None:
-    """Return the newest verified checkpoint of the run, or None; what cannot be read is none."""
-    try:
-        return care.newest_verified(run_directory)
-    except UnbrokenError as error:
-        # Not proved is no progress: the failures go on counting.
-        say(f"the newest checkpoint could not be verified: {error.message}")
-        return None

@@ -26,10 +26,12 @@ def revive_in_background(directory: Path) -> tuple[str, str]:
 
 
 def _start(directory: Path, plan: Plan | None, grace_seconds: float) -> tuple[dict[str, Any], str]:
-    command = supervisor_command(directory)
+    command = supervisor_command(directory, takes_over=plan is None)
     is_answered = systemd.answers()
     if is_answered and systemd.is_lingering():
-        in_a_unit = systemd.in_a_unit(directory, command, grace_seconds=grace_seconds)
+        # The manager starts the same command once more after the supervisor was killed.
+        restartable = supervisor_command(directory, takes_over=True)
+        in_a_unit = systemd.in_a_unit(directory, restartable, grace_seconds=grace_seconds)
         client = start(directory, in_a_unit)
         try:
             report = await_report(client, plan)

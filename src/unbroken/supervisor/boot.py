@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +20,24 @@ _CRON_MARK = "# unbroken: revive runs at boot"
 # Where runs are registered, and what an interpreter needs to find us.
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "XDG_STATE_HOME")
 _CRON_SECONDS = 10.0
+# What a user has is mounted by then, if at all.
+_SETTLED_SECONDS = 600.0
+# What an empty table is called by most of them, and by busybox.
+_NO_TABLE = ("no crontab for", "No such file or directory")
 
 
 def revive_command() -> list[str]:
     """Return the command that revives all runs of this user."""
     return [sys.executable, "-P", "-m", "unbroken.cli.main", "revive", "--boot"]
+
+
+def seconds_to_settle() -> float:
+    """Return for how long what is missing on this machine may still come, as it was just booted."""
+    try:
+        up_seconds = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, _SETTLED_SECONDS - up_seconds)
 
 
 def unit_text(environment: Mapping[str, str]) -> str:
@@ -62,8 +76,12 @@ def unit_path() -> Path:
 
 
 def install_unit() -> list[str]:
-    """Write and enable the unit; return what was done, in words. Raises StorageError."""
+    """Write and enable the unit; return what was done, in words.
+
+    Raises StorageError, and UnbrokenError, before anything is done, if systemd finds fault with it.
+    """
     path, text = unit_path(), unit_text(os.environ)
+    verify_unit(text)
     said = []
     try:
         if not path.exists() or path.read_text() != text:
@@ -95,19 +113,21 @@ def remove_unit() -> list[str]:
     return said
 
 
-def verify_unit() -> None:
-    """Raise UnbrokenError if systemd-analyze is there and finds fault with the unit."""
+def verify_unit(text: str) -> None:
+    """Raise UnbrokenError if systemd-analyze is there and finds fault with the unit `text`."""
     if shutil.which("systemd-analyze") is None:
         return
-    path = unit_path()
-    done = subprocess.run(
-        ["systemd-analyze", "--user", "verify", str(path)], capture_output=True, text=True, check=False
-    )
-    # It also complains of units of others that it meets.
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, UNIT)
+        path.write_text(text)
+        done = subprocess.run(
+            ["systemd-analyze", "--user", "verify", str(path)], capture_output=True, text=True, check=False
+        )
+    # It also complains of units of others that it meets; and what it only warns of ends with 0.
     ours = [line for line in done.stderr.splitlines() if UNIT in line]
-    if done.returncode != 0 and ours:
+    if ours:
         raise UnbrokenError(
-            f"{path}: systemd does not like it: {ours[0]}",
+            f"{UNIT}: systemd does not like it: {ours[0]}",
             hint="`unbroken install-boot --cron` needs no systemd",
         )
 
@@ -162,8 +182,15 @@ def _quoted(word: str) -> str:
 
 def _crontab() -> list[str]:
     done = _run_crontab("-l", given=None)
-    # Without a crontab it fails, too.
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    if done.returncode == 0:
+        return done.stdout.splitlines()
+    # Any other failure taken for an empty table would have us write over what is there.
+    if any(text in done.stderr for text in _NO_TABLE):
+        return []
+    raise UnbrokenError(
+        f"crontab did not show its table: {done.stderr.strip()}",
+        hint="add the line by hand: `unbroken install-boot --cron --print` shows it",
+    )
 
 
 def _write_crontab(lines: list[str]) -> None:

@@ -164,8 +164,12 @@ def remove_old_cells(run_directory: Path) -> None:
 
 
 def _mark(attempt_directory: Path) -> str:
-    """Return what the names of the cells of this attempt, and of no other, begin with."""
-    place = zlib.crc32(os.fsencode(os.path.realpath(attempt_directory)))
+    """Return what the names of the cells of this attempt, and of no other, begin with.
+
+    A directory keeps its inode when it is moved, and a copy has another.
+    """
+    found = attempt_directory.stat()
+    place = zlib.crc32(f"{found.st_dev}:{found.st_ino}".encode())
     return f"{_PREFIX}{place:08x}-"
 
 

@@ -12,6 +12,9 @@ from unbroken.supervisor.restart_policy import Decision
 _MARGIN_SECONDS = 10.0
 _MARGIN_SHARE = 0.1
 _SAVES = 2.0
+# Or the grace if that is less. Clocks differ, notices come late, and what was to end may still be there
+# long after: no end that is near or past is a reason to kill what could be saved.
+_LEAST_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,8 @@ def time_to_stop(
     half = (ending.at_seconds - ending.known_seconds) / 2
     lead = max(ending.lead_seconds, min(needed, half))
     left = ending.at_seconds - now_seconds
-    return None if left > lead else max(0.0, left - ending.margin_seconds)
+    least = min(_LEAST_SECONDS, grace_seconds)
+    return None if left > lead else max(least, left - ending.margin_seconds)
 
 
 def handed_over(decision: Decision, request: StopRequest | None) -> Decision:

@@ -35,6 +35,12 @@ _TRY_SECONDS = {"webhook": _WEBHOOK_SECONDS, "command": 30.0, "apprise": 15.0}
 _LIMIT_SECONDS = {"compress": 6 * 3600.0}
 _DEFAULT_LIMIT_SECONDS = 150.0
 _COPY_BYTES = 1 << 20
+# Free for each byte that is compressed: the next attempt has its state to save meanwhile.
+_FREE_SHARE = 2
+
+
+class NotDoneError(OSError):
+    """An errand failed, in words of our own: those of others may quote an address with a secret in it."""
 
 
 class Running:
@@ -145,17 +151,46 @@ def run(errand: dict[str, Any]) -> None:
 
 
 def _too_late(_: int, __: object) -> None:
-    raise TimeoutError("no answer in time")
+    raise TimeoutError
 
 
 def post(url: str, notice: dict[str, Any]) -> None:
+    import urllib.error
     import urllib.request
 
+    class Plain(urllib.request.HTTPRedirectHandler):
+        # It would go on by GET, and without the notice.
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    address, credentials = without_credentials(url)
+    headers = {"Content-Type": "application/json", "User-Agent": "unbroken", **credentials}
     body = json.dumps(notice).encode()
-    headers = {"Content-Type": "application/json", "User-Agent": "unbroken"}
-    request = urllib.request.Request(url, data=body, headers=headers, method="POST")  # noqa: S310
-    with urllib.request.urlopen(request, timeout=_WEBHOOK_SECONDS):  # noqa: S310
-        pass
+    request = urllib.request.Request(address, data=body, headers=headers, method="POST")  # noqa: S310
+    try:
+        with urllib.request.build_opener(Plain).open(request, timeout=_WEBHOOK_SECONDS):
+            pass
+    except urllib.error.HTTPError as error:
+        raise NotDoneError(f"HTTP status {error.code}") from error
+
+
+def without_credentials(url: str) -> tuple[str, dict[str, str]]:
+    """Return `url` without the user and password in it, and the header that carries them instead.
+
+    >>> without_credentials("https://me:p%40ss@example.org/hook")
+    ('https://example.org/hook', {'Authorization': 'Basic bWU6cEBzcw=='})
+    """
+    import base64
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    before, separator, host = parts.netloc.rpartition("@")
+    if not separator:
+        return url, {}
+    name, _, password = before.partition(":")
+    words = f"{unquote(name)}:{unquote(password)}".encode()
+    plain = parts._replace(netloc=host).geturl()
+    return plain, {"Authorization": f"Basic {base64.b64encode(words).decode()}"}
 
 
 def call(command: list[str], notice: dict[str, Any]) -> None:
@@ -176,7 +211,7 @@ def call(command: list[str], notice: dict[str, Any]) -> None:
         child.wait()
         raise
     if child.returncode != 0:
-        raise OSError(f"the command ended with {child.returncode}")
+        raise NotDoneError(f"the command ended with {child.returncode}")
 
 
 def text(value: object) -> str:
@@ -188,9 +223,9 @@ def hand_to_apprise(url: str, notice: dict[str, Any]) -> None:
 
     service = apprise.Apprise()
     if not service.add(url):
-        raise ValueError("apprise does not know this kind of address")
+        raise NotDoneError("apprise does not know this kind of address")
     if not service.notify(title=f"{notice['run']}: {notice['event']}", body=notice["text"]):
-        raise OSError("apprise could not deliver it")
+        raise NotDoneError("apprise could not deliver it")
 
 
 def compress(path: str) -> None:
@@ -199,7 +234,8 @@ def compress(path: str) -> None:
     import gzip
 
     temporary = f"{path}.gz.new"
-    with open(path, "rb", buffering=0) as log:
+    # Open for writing, too: over NFS nothing else can be locked.
+    with open(path, "r+b", buffering=0) as log:
         found = os.fstat(log.fileno())
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,6 +244,10 @@ def compress(path: str) -> None:
             return
         if not os.path.exists(path):
             return
+        space = os.statvfs(path)
+        free, used = space.f_bavail * space.f_frsize, found.st_blocks * 512
+        if free < _FREE_SHARE * used:
+            raise NotDoneError(f"not compressed: expected twice its {used} bytes to be free, found {free}")
         start = os.lseek(log.fileno(), 0, os.SEEK_DATA)
         os.lseek(log.fileno(), start, os.SEEK_SET)
         if start:
@@ -222,7 +262,9 @@ def compress(path: str) -> None:
             os.utime(temporary, ns=(found.st_atime_ns, found.st_mtime_ns))
             os.replace(temporary, f"{path}.gz")
         except BaseException:
-            os.unlink(temporary)
+            # What went wrong first is what counts.
+            with suppress(OSError):
+                os.unlink(temporary)
             raise
         # Still with the lock: whoever takes it next finds the output gone.
         sync_directory(os.path.dirname(path))
@@ -244,12 +286,27 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why an errand failed, for a journal that others may read: nothing that quotes an address.
+
+    >>> reason_of(ValueError("https://example.org/secret")), reason_of(ConnectionRefusedError(111, "refused"))
+    ('ValueError', 'ConnectionRefusedError: refused')
+    """
+    if isinstance(error, NotDoneError):
+        return str(error)
+    # What the network said, within an error of urllib.
+    inner = getattr(error, "reason", None)
+    cause = inner if isinstance(inner, OSError) else error
+    words = cause.strerror if isinstance(cause, OSError) else None
+    return ": ".join(filter(None, (type(cause).__name__, words)))
+
+
 def main(arguments: list[str]) -> int:
     if arguments:
         try:
             run(json.loads(sys.stdin.buffer.read()))
         except Exception as error:  # noqa: BLE001 - the report is what says so
-            print(f"{type(error).__name__}: {error}")
+            print(reason_of(error))
             return 1
         return 0
     if os.fork() == 0:

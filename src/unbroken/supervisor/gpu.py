@@ -29,15 +29,17 @@ class GpuReader:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_given_up = not _may_have_gpus()
+        self._last_answer: list[dict[str, Any]] | None = None
 
     def read(self, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[dict[str, Any]] | None:
         """Return what each GPU does, or None where there are none, or no module `pynvml`.
 
         Fields: `index`, `name`, `utilization` (0 to 1), `memory_bytes` and `memory_total_bytes`, `problem`;
-        None for what it does not tell. A driver that does not answer is one entry with only a problem.
+        None for what it does not tell. A driver that does not answer is asked no more, and is one entry with
+        only a problem from then on.
         """
         if self._is_given_up:
-            return None
+            return self._last_answer
         process = self._process = self._process or _start()
         assert process.stdin is not None, "asked for a pipe"
         assert process.stdout is not None, "asked for a pipe"
@@ -47,7 +49,9 @@ class GpuReader:
         if line is None:
             self.close()
             self._is_given_up = True
-            return [_entry(problem=f"the driver has not answered within {timeout_seconds:g} s")]
+            problem = f"the driver has not answered within {timeout_seconds:g} s"
+            self._last_answer = [_entry(problem=problem)]
+            return self._last_answer
         answer: list[dict[str, Any]] | None = json.loads(line) if line else None
         if answer is None:
             self.close()

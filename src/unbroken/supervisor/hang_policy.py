@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-# The share of its limit at which a silence is worth a word, the stacks are taken, the attempt is ended.
+from unbroken.rundir.heartbeat import DISK_FULL
+
+# The share of its limit at which a silence is worth a word, the stacks are taken, the attempt is ended: at
+# its cap at the latest, and its stacks are taken before.
 _SLOW, _SUSPECT, _HUNG = 0.5, 1.0, 1.5
 _TIMES = 10
 _INTERVALS = 200
@@ -26,8 +29,9 @@ _LONG_FLOOR_SECONDS, _LONG_CAP_SECONDS = 600.0, 6 * 3600.0
 # "startup" lasts to the first heartbeat; "compiling" is what comes before the second step of an attempt.
 # "disk-full" waits for a human, and says so; what a script does after its training is "done" is its own.
 _STARTS = ("startup", "restoring", "compiling")
+_STEPS = ("compiling", "training")
 _LONG = ("evaluating", "saving", "stopping")
-_NEVER = ("disk-full", "done")
+_NEVER = (DISK_FULL, "done")
 
 Degree: TypeAlias = Literal["fine", "slow", "suspect", "hung"]
 
@@ -48,12 +52,13 @@ class Pace:
     """What is known of a run's speed, over its attempts.
 
     `intervals` are seconds a step, the last ones, `steps` how many were measured in all, and `longest`
-    is the longest silence so far by phase.
+    is the longest silence so far by phase. At `ended_step` an attempt was ended for its silence.
     """
 
     intervals: tuple[float, ...] = ()
     steps: int = 0
     longest: Mapping[str, float] = field(default_factory=dict)
+    ended_step: int | None = None
 
     @property
     def usual_seconds(self) -> float | None:
@@ -61,15 +66,22 @@ class Pace:
         return sorted(self.intervals)[len(self.intervals) // 2] if self.intervals else None
 
     def to_json(self) -> dict[str, Any]:
-        return {"intervals": list(self.intervals), "steps": self.steps, "longest": dict(self.longest)}
+        return {
+            "intervals": list(self.intervals),
+            "steps": self.steps,
+            "longest": dict(self.longest),
+            "ended_step": self.ended_step,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Pace:
         """Return the pace written in `value`. Raises KeyError, TypeError or ValueError if it is none."""
+        ended_step = value.get("ended_step")
         return cls(
             intervals=tuple(float(seconds) for seconds in value["intervals"]),
             steps=int(value["steps"]),
             longest={str(phase): float(seconds) for phase, seconds in value["longest"].items()},
+            ended_step=None if ended_step is None else int(ended_step),
         )
 
 
@@ -100,24 +112,26 @@ class Course:
     step_seconds: float = 0.0
     # Whether nothing but training has happened since the last step.
     is_plain: bool = False
+    # Whether the silence of now was watched from its beginning: of another one nothing is learned.
+    is_whole: bool = True
 
     @property
     def is_known(self) -> bool:
         """Whether the library has been heard of, in this attempt or an earlier one."""
-        return self.phase != "startup" or "startup" in self.pace.longest
+        return self.phase != "startup" or bool(self.pace.longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How long a phase may be silent. Up to `cap_seconds` it is a guess, which other signs may outweigh."""
+    """How long a phase may be silent: a guess, which other signs may outweigh, up to `cap_seconds`."""
 
     seconds: float
     cap_seconds: float
 
 
-def begin(pace: Pace, now_seconds: float) -> Course:
-    """Return the course of an attempt that starts now."""
-    return Course(pace=pace, since_seconds=now_seconds)
+def begin(pace: Pace, now_seconds: float, *, is_adopted: bool = False) -> Course:
+    """Return the course of an attempt that starts now, or goes on if it `is_adopted`."""
+    return Course(pace=pace, since_seconds=now_seconds, is_whole=not is_adopted)
 
 
 def advance(course: Course, sight: Sight) -> Course:
@@ -130,7 +144,7 @@ def advance(course: Course, sight: Sight) -> Course:
     if phase == course.phase and sight.progress == course.progress and phase not in _NEVER:
         return course
     silent = max(0.0, sight.beat_seconds - course.since_seconds)
-    pace = _with_silence(course.pace, course.phase, silent)
+    pace = _with_silence(course.pace, course.phase, silent) if course.is_whole else course.pace
     is_step = steps_here > course.steps_here
     if is_step and course.is_plain and steps_here > _WARM_UP_STEPS:
         taken = (sight.beat_seconds - course.step_seconds) / (steps_here - course.steps_here)
@@ -145,13 +159,29 @@ def advance(course: Course, sight: Sight) -> Course:
         progress=sight.progress,
         step_seconds=sight.beat_seconds if is_step else course.step_seconds,
         is_plain=phase == "training" and (is_step or course.is_plain),
+        is_whole=True,
     )
+
+
+def without(course: Course, seconds: float) -> Course:
+    """Return the course without the last `seconds`: the attempt was not watched then, or could not run."""
+    return replace(course, since_seconds=course.since_seconds + seconds, is_plain=False, is_whole=False)
+
+
+def ended(course: Course) -> Course:
+    """Return the course of an attempt that is ended for its silence."""
+    if course.phase not in _STEPS:
+        return course
+    return replace(course, pace=replace(course.pace, ended_step=course.step))
 
 
 def limit(policy: HangPolicy, course: Course) -> Limit:
     """Return how long the attempt may be silent in its phase of now; infinite where it may be for ever."""
     if course.phase in _NEVER:
         return Limit(seconds=math.inf, cap_seconds=math.inf)
+    if course.phase in _STEPS and course.step == course.pace.ended_step and policy.step_seconds is None:
+        # Ended here once, and back in the same silence: it may be an evaluation that nothing tells of.
+        return Limit(seconds=_STEP_CAP_SECONDS, cap_seconds=_LONG_CAP_SECONDS)
     longest = course.pace.longest.get(course.phase)
     if course.phase in _STARTS:
         return _learned(longest, _START_FLOOR_SECONDS, _START_CAP_SECONDS)
@@ -172,9 +202,10 @@ def degree(silent_seconds: float, allowed: Limit, *, moves: bool) -> Degree:
     >>> degree(90, Limit(seconds=60, cap_seconds=3600), moves=True)
     'suspect'
     """
-    if silent_seconds >= _HUNG * allowed.seconds and (not moves or silent_seconds >= allowed.cap_seconds):
+    end_seconds = allowed.cap_seconds if moves else min(_HUNG * allowed.seconds, allowed.cap_seconds)
+    if silent_seconds >= end_seconds:
         return "hung"
-    if silent_seconds >= _SUSPECT * allowed.seconds:
+    if silent_seconds >= min(_SUSPECT * allowed.seconds, allowed.cap_seconds / _HUNG):
         return "suspect"
     return "slow" if silent_seconds >= _SLOW * allowed.seconds else "fine"
 

@@ -21,7 +21,8 @@ from unbroken.supervisor.verdict import OomKills, Verdict
 class Begun:
     """An attempt that started, and what there was before it did. `started` is in seconds since 1970.
 
-    `wait_status` is how its leader ended, in the form of wait(2), if that has been seen.
+    `wait_status` is how its leader ended, in the form of wait(2), if that has been seen. If the supervisor
+    was about to end it, `ended_because` says why, and `ended_kind` of which kind that is.
     """
 
     attempt: int
@@ -29,6 +30,8 @@ class Begun:
     listed: str | None = None
     oom_kills: OomKills = field(default_factory=OomKills)
     wait_status: int | None = None
+    ended_because: str = ""
+    ended_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,9 @@ def _after(past: Past, event: dict[str, Any]) -> Past:
             return replace(past, begun=_begun(event), next_start=None)
         case "leader-ended" if past.begun is not None and isinstance(event.get("wait_status"), int):
             return replace(past, begun=replace(past.begun, wait_status=event["wait_status"]))
+        case "attempt-ending" if past.begun is not None:
+            because, kind = str(event.get("because", "")), str(event.get("ended_kind", ""))
+            return replace(past, begun=replace(past.begun, ended_because=because, ended_kind=kind))
         case "attempt-ended":
             ended = ended_from_json(event.get("record"))
             more = (ended,) if ended is not None else ()

@@ -16,6 +16,9 @@ from unbroken.errors import UnbrokenError, UsageError
 from unbroken.rundir import layout
 from unbroken.supervisor.plan import Plan
 
+# The option by which a supervisor takes a run over if it gets no plan.
+TAKE_OVER = "--take-over"
+
 
 def check_command(command: tuple[str, ...]) -> None:
     """Raise UsageError if the command cannot be started, before anything is made for it."""
@@ -37,7 +40,7 @@ def launch(plan: Plan) -> subprocess.Popen[bytes]:
 
     Raises the error that prevents it, as the supervisor reported it.
     """
-    process = start(plan.directory, supervisor_command(plan.directory))
+    process = start(plan.directory, supervisor_command(plan.directory, takes_over=False))
     await_report(process, plan)
     return process
 
@@ -46,10 +49,14 @@ class NoReportError(UnbrokenError):
     """The supervisor ended, or what should have started it, before it could say anything."""
 
 
-def supervisor_command(directory: Path) -> list[str]:
-    """Return the command that starts the run in `directory` by a plan on stdin, or takes it over without."""
+def supervisor_command(directory: Path, *, takes_over: bool) -> list[str]:
+    """Return the command that starts the run in `directory` by a plan on stdin.
+
+    Without a plan it is an error, or it `takes_over` the run that is there.
+    """
     # -P: a json.py in the user's directory must not take the place of the library's.
-    return [sys.executable, "-P", "-m", "unbroken.supervisor", str(directory)]
+    command = [sys.executable, "-P", "-m", "unbroken.supervisor", str(directory)]
+    return [*command, TAKE_OVER] if takes_over else command
 
 
 def start(directory: Path, command: list[str]) -> subprocess.Popen[bytes]:

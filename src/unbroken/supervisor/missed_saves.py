@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unbroken.rundir.heartbeat import Beat
+from unbroken.rundir.heartbeat import DISK_FULL, Beat
 from unbroken.supervisor.records import Records
 from unbroken.supervisor.watcher import Look, Started, Want
 
 # Phases in which checkpoints are due; an evaluation may take as long as it likes.
 _TRAINING = ("training", "saving")
-# The phase of a run that waits for space; training writes it, which nothing here may import.
-_DISK_FULL = "disk-full"
 _FEWEST_INTERVALS = 2
 _MOST_INTERVALS = 9
 _FACTOR = 2.0
@@ -52,7 +50,7 @@ class SaveRhythm:
         """Take in a heartbeat, and return why checkpoints are missing, once each time that they are."""
         passed = now_seconds - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now_seconds
-        self._full_looks = self._full_looks + 1 if beat.phase == _DISK_FULL else 0
+        self._full_looks = self._full_looks + 1 if beat.phase == DISK_FULL else 0
         if self._full_looks == 2:
             return "the disk is full, and training waits for space"
         if beat.phase in _TRAINING:

@@ -106,8 +106,8 @@ def worth_telling(kind: str, fields: dict[str, Any], *, cause: str = "") -> tupl
             silent, limit = fields["silent_seconds"], fields["limit_seconds"]
             where = f"phase {fields['phase']}, step {fields['step']}"
             return "hang-suspected", f"no progress for {silent:.0f} s ({where}; limit {limit:.0f} s)", hint
-        case "preemption":
-            return "preemption", f"{fields['who']}: {fields['what']}", hint
+        case "stop-requested" if fields["is_preemption"]:
+            return "preemption", reason, hint
         case "alarm" if fields["alarm"] in ("memory", "disk"):
             return f"{fields['alarm']}-alarm", str(fields["text"]), hint
         case _:

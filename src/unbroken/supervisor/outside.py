@@ -40,13 +40,10 @@ class Outside:
         self._plan = plan
         self._records = records
         self._save_seconds = last_save_seconds(plan.directory)
-        self._endings: list[Ending] = []
+        # What is announced, with the end that it means, as long as no stop was asked for it.
+        self._announced: dict[Notice, Ending | None] = {}
         self._notices = watch_of(plan.notices, environment)
-        job_end = slurm.end_seconds(environment)
-        if job_end is not None:
-            job = slurm.job_id(environment)
-            self._endings.append(_of_job(job, job_end, known_seconds=time.time()))
-            records.event("job-end-known", job=job, ends=job_end)
+        self._job_ending = self._end_of_job(environment)
         if self._notices is not None:
             self._notices.start()
             records.event("notices-watched", provider=self._notices.name)
@@ -64,41 +61,66 @@ class Outside:
     def look(self, save_seconds: float | None = None) -> AskToStop | None:
         """Return the request to stop, once it is time for it; `save_seconds` is how long a save took last."""
         self._save_seconds = save_seconds or self._save_seconds
-        for notice in self._notices.news() if self._notices is not None else ():
-            self._take(notice)
-        for trouble in self._notices.troubles() if self._notices is not None else ():
-            self._records.event("notices-not-seen", reason=trouble)
-        for ending in self._endings:
-            seconds = time_to_stop(
-                ending,
-                now_seconds=time.time(),
-                save_seconds=self._save_seconds,
-                grace_seconds=self._plan.grace_seconds,
-            )
-            if seconds is not None:
-                self._endings.remove(ending)
+        if self._notices is not None:
+            self._listen(self._notices)
+        for notice, ending in self._announced.items():
+            seconds = self._time_to_stop(ending)
+            if ending is not None and seconds is not None:
+                self._announced[notice] = None
                 return self._ask(ending, seconds)
+        ending, seconds = self._job_ending, self._time_to_stop(self._job_ending)
+        if ending is not None and seconds is not None:
+            self._job_ending = None
+            return self._ask(ending, seconds)
         return None
 
-    def _take(self, notice: Notice) -> None:
-        assert self._notices is not None, "a notice without anybody who gave it"
-        who, now = self._notices.name, time.time()
+    def _end_of_job(self, environment: Mapping[str, str]) -> Ending | None:
+        job = slurm.job_id(environment)
+        try:
+            at = slurm.end_seconds(environment)
+        except ValueError as error:
+            self._records.event("job-end-unknown", job=job, reason=str(error))
+            return None
+        if at is None:
+            return None
+        self._records.event("job-end-known", job=job, ends=at)
+        now = time.time()
+        return Ending(who="Slurm", what=f"job {job} ends", at_seconds=at, known_seconds=now, lead_seconds=0.0)
+
+    def _time_to_stop(self, ending: Ending | None) -> float | None:
+        if ending is None:
+            return None
+        return time_to_stop(
+            ending,
+            now_seconds=time.time(),
+            save_seconds=self._save_seconds,
+            grace_seconds=self._plan.grace_seconds,
+        )
+
+    def _listen(self, notices: NoticeWatch) -> None:
+        """Take what is new, and forget what is announced no more: a machine may be left to us after all."""
+        standing = notices.standing
+        for notice in [notice for notice in self._announced if notice not in standing]:
+            del self._announced[notice]
+            self._records.event("notice-withdrawn", provider=notices.name, what=notice.what)
+        for notice in standing:
+            if notice not in self._announced:
+                self._announced[notice] = self._taken(notice, notices.name)
+        for trouble in notices.troubles():
+            self._records.event("notices-not-seen", reason=trouble)
+
+    def _taken(self, notice: Notice, who: str) -> Ending | None:
+        now = time.time()
         at = notice.at_seconds
         if at is None and notice.within_seconds is not None:
             at = now + notice.within_seconds
         self._records.event("notice", provider=who, what=notice.what, at=at, is_end=notice.kind == "end")
         if notice.kind == "risk":
             self._save_now()
-            return
+            return None
         assert at is not None, "the end of a machine has a time"
-        self._endings.append(
-            Ending(
-                who=who,
-                what=notice.what,
-                at_seconds=at,
-                known_seconds=now,
-                lead_seconds=_AFTER_NOTICE_SECONDS,
-            )
+        return Ending(
+            who=who, what=notice.what, at_seconds=at, known_seconds=now, lead_seconds=_AFTER_NOTICE_SECONDS
         )
 
     def _save_now(self) -> None:
@@ -145,13 +167,3 @@ def watch_of(wanted: str, environment: Mapping[str, str]) -> NoticeWatch | None:
     from unbroken.supervisor.notices.watch import NoticeWatch
 
     return NoticeWatch(make_provider(name), environment.get(URL_VARIABLE))
-
-
-def _of_job(job: str | None, at_seconds: float, *, known_seconds: float) -> Ending:
-    return Ending(
-        who="Slurm",
-        what=f"job {job} ends",
-        at_seconds=at_seconds,
-        known_seconds=known_seconds,
-        lead_seconds=0.0,
-    )

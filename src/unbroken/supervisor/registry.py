@@ -24,6 +24,10 @@ class KnownRun:
     directory: Path
     started_seconds: float
 
+    @property
+    def is_there(self) -> bool:
+        return (self.directory / layout.RUN_FILE).is_file()
+
 
 def register(name: str, directory: Path) -> None:
     """Remember that the run `name` was started in `directory`. Raises StorageError."""
@@ -39,7 +43,12 @@ def register(name: str, directory: Path) -> None:
 
 def known_runs() -> list[KnownRun]:
     """Return the runs whose directory is still there, the last started first."""
-    runs = [run for _, run in _entries(_place()) if (run.directory / layout.RUN_FILE).is_file()]
+    return [run for run in registered_runs() if run.is_there]
+
+
+def registered_runs() -> list[KnownRun]:
+    """Return also those whose directory is not there, or not now, the last started first."""
+    runs = [run for _, run in _entries(_place())]
     return sorted(runs, key=lambda run: run.started_seconds, reverse=True)
 
 

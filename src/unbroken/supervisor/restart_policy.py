@@ -5,7 +5,8 @@ The rules, in their order:
 1.  What cannot be ended holds the run: no second copy may start beside it.
 2.  Completed is done; a script that failed after its training gives the run its exit code, and no
     restart. After a request to stop, whatever else happened, it is stopped.
-3.  What said that a restart cannot help, or could not be started, is held.
+3.  What said that a restart cannot help, or could not be started, is held. A program that is missing
+    since the run last worked is on a disk that is away, and counts as such.
 4.  More than `max_starts_per_hour` starts in an hour, for any reason, or more than `max_restarts`
     in all: held.
     Before all that follows: where memory ran out and the script can split its batches, it is started
@@ -118,6 +119,7 @@ def decide(
     `first_checkpoint` is the newest one from before the first attempt; `random`, from 0 to 1, spreads
     the pause between half and all of its length, so that runs that failed together do not return together.
     """
+    history = [_with_missing_program(ended, history) for ended in history]
     last = history[-1].verdict
     streak = _since_progress(history, first_checkpoint)
     decision = (
@@ -158,6 +160,16 @@ def _end(last: Verdict, is_stop_asked: bool) -> Decision | None:
     if last.outcome in _FINAL:
         return hold("a restart would end the same way")
     return None
+
+
+def _with_missing_program(ended: Ended, history: Sequence[Ended]) -> Ended:
+    """Return `ended`; as a failure of storage if its program, started before, was not found."""
+    verdict = ended.verdict
+    was_there = any(other.verdict.outcome != "not-started" for other in history)
+    if not was_there or verdict.outcome != "not-started" or verdict.kind != FileNotFoundError.__name__:
+        return ended
+    hint = "its program was there before: see whether the disk or environment that holds it is"
+    return replace(ended, verdict=replace(verdict, outcome="failed", cause="storage", hint=hint))
 
 
 def _over_budget(history: Sequence[Ended], policy: RestartPolicy, now_seconds: float) -> Decision | None:

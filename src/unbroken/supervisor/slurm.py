@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -10,12 +11,21 @@ from unbroken.supervisor.records import Records
 
 _TIMEOUT_SECONDS = 30.0
 _STATE = re.compile(r"\bJobState=([A-Z_]+)")
-_END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
+_END_TIME = re.compile(r"\bEndTime=(\S+)")
+_NO_END = "Unknown"
 
 
 def job_id(environment: Mapping[str, str]) -> str | None:
-    """Return the number of the job that this process is part of, or None."""
-    return environment.get("SLURM_JOB_ID") or None
+    """Return what the job is called that this process is part of, or None.
+
+    A task of an array goes by the number of the array and its own: one of them has for a plain number
+    that of the whole array, by which all tasks would be meant.
+
+    >>> job_id({"SLURM_JOB_ID": "70", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"})
+    '70_3'
+    """
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
 def restart_count(environment: Mapping[str, str]) -> int:
@@ -25,10 +35,11 @@ def restart_count(environment: Mapping[str, str]) -> int:
 
 
 def end_seconds(environment: Mapping[str, str]) -> float | None:
-    """Return when the job ends, in seconds since 1970, or None if it has no limit or nobody knows.
+    """Return when the job ends, in seconds since 1970, or None if it has no limit, or there is no job.
 
-    Asks `scontrol` where the environment does not say it, which takes seconds at times: only while no
-    attempt runs, for the supervisor has no other children then.
+    Raises ValueError, with the reason, if nobody knows. Asks `scontrol` where the environment does not say
+    it, which takes seconds at times: only while no attempt runs, for the supervisor has no other children
+    then.
     """
     text = environment.get("SLURM_JOB_END_TIME", "")
     if text.isdecimal():
@@ -37,17 +48,23 @@ def end_seconds(environment: Mapping[str, str]) -> float | None:
     if job is None:
         return None
     code, said = _scontrol("show", "job", job)
-    return parse_end_time(said) if code == 0 else None
+    if code != 0:
+        raise ValueError(said.strip() or f"scontrol show job ended with code {code}")
+    return parse_end_time(said)
 
 
 def parse_end_time(text: str) -> float | None:
-    """Return the end time in what `scontrol show job` prints, which is the machine's local time, or None.
+    """Return the end time in what `scontrol show job` prints, which is the machine's local time.
+
+    None if it is not limited. Raises ValueError if there is none.
 
     >>> parse_end_time("StartTime=2026-01-01T00:00:00 EndTime=Unknown Deadline=N/A") is None
     True
     """
     found = _END_TIME.search(text)
     if found is None:
+        raise ValueError("scontrol show job: expected an EndTime, found none")
+    if found[1] == _NO_END:
         return None
     return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
 
@@ -86,6 +103,8 @@ def _scontrol(*arguments: str) -> tuple[int, str]:
     try:
         done = subprocess.run(
             ["scontrol", *arguments],
+            # Otherwise times come in the form that the user likes.
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from unbroken.errors import StorageError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
+from unbroken.rundir.place import is_elsewhere, place_of
 from unbroken.rundir.processes import ProcessIdentity, is_alive
 
 # starting: an attempt is about to start.       done: training came to its end.
@@ -64,17 +65,17 @@ class Snapshot:
 
 def write_state(directory: Path, snapshot: Snapshot) -> None:
     """Replace the snapshot of the run in `directory`."""
-    value = asdict(snapshot)
+    value = {**asdict(snapshot), **place_of(directory)}
     value["supervisor"] = snapshot.supervisor.to_json()
     value["leader"] = snapshot.leader.to_json() if snapshot.leader is not None else None
-    # Not synced: after a power loss the journal tells more than a snapshot.
-    write_json(directory / layout.SUPERVISOR_FILE, value, durable=False)
+    write_json(directory / layout.SUPERVISOR_FILE, value)
 
 
 def read_state(directory: Path) -> Snapshot | None:
     """Return the snapshot of the run in `directory`, or None if no supervisor ever ran there.
 
-    It says "lost" where the supervisor that wrote it is provably gone without having ended the run.
+    It says "lost" where the supervisor that wrote it is provably gone without having ended the run, and in
+    a copy of a run directory, whose processes are all of the original.
     Raises StorageError if it cannot be read.
     """
     path = directory / layout.SUPERVISOR_FILE
@@ -87,6 +88,9 @@ def read_state(directory: Path) -> Snapshot | None:
             f"{path}: expected the state of a supervisor, found something else",
             hint="it is rewritten when the run is started again",
         )
+    if snapshot.is_live and is_elsewhere(value, directory):
+        reason = f"this is a copy of {value['directory']}"
+        return replace(snapshot, state="lost", reason=reason, leader=None)
     if snapshot.is_live and is_alive(snapshot.supervisor) is False:
         return replace(snapshot, state="lost", reason=f"its supervisor is gone; it was {snapshot.state}")
     return snapshot

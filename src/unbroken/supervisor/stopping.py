@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 from unbroken.errors import StorageError
-from unbroken.rundir.control import StopRequest, clear_stop, read_stop, request_stop
+from unbroken.rundir.control import StopRequest, clear_stop, merged, read_stop, request_stop
 from unbroken.supervisor.records import say
 
 # All that the supervisor is told comes by these. They stay blocked and are taken one by one in
 # `wait`: no handler ever interrupts it in the middle of something. A thread started later inherits that.
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# Whoever writes the stop file sends this one after it, to have it looked at at once.
+_WAKING = signal.SIGINT
 # Nobody but a batch system that is about to take the machine sends this one.
 _ALWAYS_PREEMPTION = signal.SIGUSR1
 _NEAR_END_SECONDS = 10.0
@@ -50,7 +52,7 @@ class StopWatch:
     """Watches for a request to stop the run in `directory`.
 
     SIGTERM, SIGINT and SIGUSR1 are such a request with `grace_seconds`; the file control/stop.json is one
-    with its own deadline, and may be replaced by one that leaves less time. `engine` is as in `reason_of`.
+    with its own deadline. Each further one may leave less time, never more. `engine` is as in `reason_of`.
     """
 
     def __init__(self, directory: Path, *, grace_seconds: float, engine: str = "") -> None:
@@ -71,22 +73,14 @@ class StopWatch:
         return self._take_note()
 
     def _is_news(self, number: int) -> bool:
-        # Whoever writes the file sends SIGTERM after it, to have it looked at at once.
-        is_asking = number in _ASKING
-        return is_asking and (number == _ALWAYS_PREEMPTION or read_stop(self._directory) is None)
+        return number in _ASKING and (number != _WAKING or read_stop(self._directory) is None)
 
     def ask(self, reason: str, seconds: float | None = None, *, is_preemption: bool = False) -> None:
         """Make a request of our own, to be met within `seconds`, else within the grace.
 
-        It takes effect at the next `wait`. One that is there already and leaves less time stays; a stop
-        that a person asked for stays theirs, whatever shortens it.
+        It takes effect at the next `wait`; what is asked already counts along, as `merged` says.
         """
         deadline = time.time() + (self.grace_seconds if seconds is None else seconds)
-        there = read_stop(self._directory)
-        if there is not None and (there.deadline_seconds or deadline) <= deadline:
-            return
-        is_preemption = is_preemption and (there is None or there.is_preemption)
-        request = StopRequest(reason=reason, deadline_seconds=deadline, is_preemption=is_preemption)
         try:
             request_stop(
                 self._directory, reason=reason, deadline_seconds=deadline, is_preemption=is_preemption
@@ -94,10 +88,13 @@ class StopWatch:
         except StorageError as error:
             # The signal to the leader still asks; only ranks that watch the file do not see it.
             say(f"could not {error.message}")
-            self._unwritten = request
+            request = StopRequest(reason=reason, deadline_seconds=deadline, is_preemption=is_preemption)
+            self._unwritten = merged(self._unwritten, request)
 
     def _take_note(self) -> bool:
-        request = read_stop(self._directory) or self._unwritten
+        request = read_stop(self._directory)
+        if self._unwritten is not None:
+            request = merged(request, self._unwritten)
         if request is None or request == self.request:
             return False
         self.request = request

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from unbroken.errors import StorageError, UsageError
@@ -18,7 +19,7 @@ from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
 from unbroken.supervisor import adoption, engines, memory_hints, progress, registry, restart_policy, slurm
 from unbroken.supervisor.adoption import Found
-from unbroken.supervisor.attempt import Care, adopt_attempt, run_attempt, verified
+from unbroken.supervisor.attempt import Care, adopt_attempt, run_attempt
 from unbroken.supervisor.endings import handed_over
 from unbroken.supervisor.engines import engine_of
 from unbroken.supervisor.outcome import not_made
@@ -31,6 +32,7 @@ from unbroken.supervisor.states import Snapshot, State
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.survivors import refuse_beside_survivors
 from unbroken.supervisor.verdict import Verdict
+from unbroken.supervisor.verification import Verification
 from unbroken.supervisor.watchers import makers
 
 _LOOK_SECONDS = 0.5
@@ -63,6 +65,7 @@ class Supervisor:
         choose: Callable[[], float] = random.random,
     ) -> None:
         self._plan = plan
+        self._newest_verified = newest_verified
         self._choose = choose
         self._history: list[Ended] = []
         identity = open_run(plan.directory, name=plan.name)
@@ -111,7 +114,6 @@ class Supervisor:
             stop=self._stop,
             records=self._records,
             makers=[self._outside.watcher, self._side_work.watcher, *makers(plan, self._records)],
-            newest_verified=newest_verified,
         )
         self._first_checkpoint: str | None = None
         self._records.show()
@@ -156,22 +158,19 @@ class Supervisor:
         self._stop.wait(0)
         if found.begun is not None:
             known = self._known_checkpoint
-            self._history.append(
-                adopt_attempt(
-                    self._plan.directory, found.begun, found, care=self._care, known_checkpoint=known
-                )
+            ended = adopt_attempt(
+                self._plan.directory, found.begun, found, care=self._care, known_checkpoint=known
             )
-            return self._decide()
+            return self._look_back(ended, found.begun.listed)
         if self._stop.is_asked:
             return restart_policy.stopped_between_attempts()
         if not self._history or past.is_interrupted:
             return self._attempt()
         if past.next_start is None:
             # It was gone before it could look what the attempt had left.
-            newest = verified(self._plan.directory, self._care)
-            self._history[-1] = replace(self._history[-1], checkpoint=newest)
-            return self._decide()
-        pause = max(0.0, past.next_start - time.time())
+            return self._decide_by_progress()
+        # A clock that was set back since must not make it a pause of years.
+        pause = min(max(0.0, past.next_start - time.time()), self._plan.policy.cap_seconds)
         reason = "decided before the supervisor was gone"
         return Decision(action="restart", reason=reason, delay_seconds=pause)
 
@@ -198,9 +197,29 @@ class Supervisor:
             attempt = new_attempt(directory)
         except StorageError as error:
             return self._without_attempt(not_made(error))
-        known = self._known_checkpoint
+        known, listed = self._known_checkpoint, progress.newest_or(directory, None)
         ended = run_attempt(directory, command, attempt, care=self._care, known_checkpoint=known)
+        return self._look_back(ended, listed)
+
+    def _look_back(self, ended: Ended, listed: str | None) -> Decision:
+        """Return what follows an attempt; `listed` was the newest checkpoint before it, intact or not."""
         self._history.append(ended)
+        is_over = ended.verdict.outcome == "completed" or self._stop.is_asked
+        if is_over or progress.newest_or(self._plan.directory, listed) == listed:
+            return self._decide()
+        return self._decide_by_progress()
+
+    def _decide_by_progress(self) -> Decision:
+        """Return what follows the last attempt, once it is known how far it got the run.
+
+        That reads all of a checkpoint. Whoever asks for a stop meanwhile is not kept waiting.
+        """
+        verification = Verification(partial(self._newest_verified, self._plan.directory))
+        while not verification.is_done:
+            if self._stop.wait(_LOOK_SECONDS):
+                return restart_policy.stopped_between_attempts()
+            self._outside.ask(self._stop)
+        self._history[-1] = replace(self._history[-1], checkpoint=verification.newest)
         return self._decide()
 
     def _without_attempt(self, verdict: Verdict) -> Decision:
@@ -270,7 +289,6 @@ class Supervisor:
     def _finish(self, decision: Decision) -> int:
         decision = handed_over(decision, self._stop.request)
         assert decision.exit_code is not None, "a run that goes on has no exit code"
-        self._stop.clear()
         state = _STATE_AFTER[decision.action]
         self._side_work.prepare()
         self._records.event(
@@ -291,11 +309,15 @@ class Supervisor:
             leader=None,
             exit_code=decision.exit_code,
         )
+        # Not before that is written: whoever takes over from one that is killed here must know of it.
+        self._stop.clear()
         engines.leave_message(os.environ, state, decision.reason, hint=decision.hint)
         self._side_work.finish()
         if self._plan.requeue and decision.action == "hand-over":
             newest = progress.newest_or(self._plan.directory, self._first_checkpoint)
-            has_gone_on = newest is None or newest != self._first_checkpoint
+            # A command without our library keeps its state where we do not see it.
+            is_foreign = not any(ended.has_words for ended in self._history)
+            has_gone_on = is_foreign or progress.is_newer(newest, self._first_checkpoint)
             # The last: it ends the job, and this process with it.
             slurm.requeue_job(os.environ, self._records, has_gone_on=has_gone_on)
         self._records.close()

@@ -26,16 +26,17 @@ def session_name(run_name: str) -> str:
     return re.sub(r"[.:\s]", "_", run_name)
 
 
-def open_window(directory: Path) -> str:
+def open_window(directory: Path, run_name: str) -> str:
     """Open a window that follows the output of the run in `directory`, and return the name of its session.
 
     Raises UnbrokenError if tmux refuses.
     """
-    session = session_name(directory.name)
+    session = session_name(run_name)
     follow = [sys.executable, "-P", "-m", "unbroken.cli.main", "logs", "-f", str(directory)]
-    # A window that is still there shows an earlier start of the run.
+    # A window that is still there shows an earlier start, or another run of that name; who attaches next
+    # is to see the new one.
     is_new = _tmux("has-session", "-t", f"={session}").returncode != 0
-    where = ["new-session", "-d", "-s", session] if is_new else ["new-window", "-d", "-t", f"={session}:"]
+    where = ["new-session", "-d", "-s", session] if is_new else ["new-window", "-t", f"={session}:"]
     # What the run said last stays to be seen; set in the same call, as a short run is over before another.
     done = _tmux(*where, "-n", "log", *follow, ";", "set-option", "-w", "-t", f"={session}:", *_STAYS)
     if done.returncode != 0:

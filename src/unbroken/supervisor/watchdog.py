@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.errors import StorageError
@@ -19,8 +19,11 @@ from unbroken.supervisor.watcher import EndNow, Look, MakeWatcher, Started, Want
 # Of one processor, and of bytes read and written a second: less may be a thread that only ticks.
 _MOVES_CORES = 0.1
 _MOVES_BYTES_PER_SECOND = 1 << 16
-# Looking at the processes costs a few milliseconds, and what they use in less time says little.
+# Looking at the processes costs a few milliseconds, and what they use in less time says little; with a very
+# short limit it is a quarter of that.
 _SIGNS_SECONDS = 10.0
+# Looks come twice a second: after such a pause this process, and the attempt perhaps, could not run.
+_PAUSE_SECONDS = 5.0
 _KEEP_SECONDS = 600.0
 _OUTPUT_SECONDS = 30.0
 
@@ -64,7 +67,9 @@ class Watchdog:
         self._policy = policy
         self._records = records
         now = time.monotonic()
-        self._course = hang_policy.begin(read_pace(started.run_directory), now)
+        pace = read_pace(started.run_directory)
+        self._course = hang_policy.begin(pace, now, is_adopted=started.is_adopted)
+        self._looked_at = now
         self._kept, self._kept_at = self._course.pace, now
         self._degree: Degree = "fine"
         self._said = ""
@@ -75,6 +80,10 @@ class Watchdog:
         self._is_quiet_told = False
 
     def look(self, look: Look) -> Want:
+        paused, self._looked_at = look.now_seconds - self._looked_at, look.now_seconds
+        if paused > _PAUSE_SECONDS:
+            self._course = hang_policy.without(self._course, paused)
+            self._before = self._now = None
         self._course = hang_policy.advance(self._course, _sight(look))
         self._keep_now_and_then(look.now_seconds)
         if self._dump is not None:
@@ -98,23 +107,24 @@ class Watchdog:
 
     def _doubt(self, look: Look, silent: float, allowed: Limit) -> Want:
         """Look closer at a silence that lasts."""
-        now = look.now_seconds
-        degree = hang_policy.degree(silent, allowed, moves=False)
-        if self._now is None or degree != self._degree or now >= self._now.at_seconds + _SIGNS_SECONDS:
+        now, apart_seconds = look.now_seconds, min(_SIGNS_SECONDS, allowed.seconds / 4)
+        if self._now is None or now >= self._now.at_seconds + apart_seconds:
             self._now = _Used(now, read_signs(self._roots(look)))
             self._before = self._before or self._now
         if any(sign.process.process_id in self._roots(look)[:1] for sign in self._stopped()):
             # By job control or a debugger: nobody can tell how long. It begins anew when it is continued.
-            self._course = replace(self._course, since_seconds=now)
+            self._course = hang_policy.without(self._course, silent)
             self._be_fine()
             return None
         was, self._degree = self._degree, hang_policy.degree(silent, allowed, moves=self._moves())
         if was == "fine":
             self._tell("slow", silent, allowed)
+        is_looked_into = self._dump is not None and self._used()[0] >= apart_seconds
         if self._degree in ("suspect", "hung") and self._dump is None:
             self._dump = StackDump(self._started.directory, self._roots(look)[0], self._now.signs, now)
             self._tell("hang-suspected", silent, allowed)
-        if self._degree == "hung" and self._policy.is_enforced:
+        if self._degree == "hung" and is_looked_into and self._policy.is_enforced:
+            self._course = hang_policy.ended(self._course)
             return EndNow(because=self._because(silent, allowed), kind="hang")
         return None
 

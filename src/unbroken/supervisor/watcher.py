@@ -12,12 +12,16 @@ from unbroken.rundir.heartbeat import Beat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An attempt that runs: its number, its own directory and that of its run, and its leader's process."""
+    """An attempt that runs: its number, its own directory and that of its run, and its leader's process.
+
+    It `is_adopted` if another supervisor has started it.
+    """
 
     attempt: int
     directory: Path
     run_directory: Path
     leader: int
+    is_adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,11 +85,6 @@ class Witness:
         step = self.step
         return step is not None and step > (progress.step_of(self._listed) or 0)
 
-    @property
-    def has_new_checkpoint(self) -> bool:
-        """True if another checkpoint is the newest now, whether it is intact or not."""
-        return progress.newest_or(self._run_directory, self._listed) != self._listed
-
     def judge(self, end: End, *, is_stop_asked: bool) -> Verdict:
         """Return the verdict on the attempt, of which nothing is left but what `end` says."""
         words = read_last_words(self._directory)

@@ -109,10 +109,18 @@ def failure_words(error: BaseException, step: int, checkpoint: str | None) -> La
         checkpoint=checkpoint,
         kind=error.kind if isinstance(error, UnbrokenError) else type(error).__name__,
         exit_code=_exit_code(error),
-        message=str(error)[:_MAX_MESSAGE],
+        message=_shortened(str(error)),
         hint=error.hint if isinstance(error, UnbrokenError) else "",
         frame=_own_frame(error),
     )
+
+
+def _shortened(message: str) -> str:
+    """Return `message` without its middle if it is long: what went wrong may stand on its last line."""
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    half = _MAX_MESSAGE // 2
+    return f"{message[:half]}\n[...]\n{message[-half:]}"
 
 
 def _rank() -> int:

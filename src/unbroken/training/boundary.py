@@ -110,9 +110,12 @@ class Boundary:
         self.pulse.batch(found, waited_seconds, trains=self.state.position.trains(found))
 
     def got_last(self, found: Pass) -> None:
-        if found.is_inner or not found.steps:
+        if found.is_inner:
             return
+        # Also of a pass without a step, which a run that was resumed at its end makes.
         self.pulse.beat("evaluating")
+        if not found.steps:
+            return
         self._evaluates_since = time.monotonic()
         if self._is_kept or not self._is_worth_a_copy() or self.state.position.is_inside_step():
             return

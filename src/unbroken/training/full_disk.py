@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Literal, TypeVar, get_args
 
 from unbroken.errors import StorageFullError, UsageError
+from unbroken.rundir.heartbeat import DISK_FULL
 from unbroken.rundir.tell import tell
 
 FullDiskPolicy = Literal["pause", "go-on", "fail"]
-PHASE = "disk-full"
 _T = TypeVar("_T")
 
 
@@ -78,7 +78,7 @@ class FullDisk:
         tell(f"training waits for space to write {what}: {error.message}")
         since = time.monotonic()
         while True:
-            self._beat(PHASE)
+            self._beat(DISK_FULL)
             if self._is_asked_to_stop():
                 raise error
             time.sleep(self._retry_seconds)

@@ -12,6 +12,7 @@ from types import FrameType
 from unbroken.errors import EXIT_RUN_ME_AGAIN
 from unbroken.rundir import layout
 from unbroken.rundir.control import read_stop, take_save_request
+from unbroken.rundir.tell import tell
 from unbroken.training.memory_guard import MemoryGuard
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,6 +41,9 @@ class Requests:
         self._save_file = str(directory / layout.SAVE_NOW_FILE)
         self._signal: int | None = None
         self._previous: dict[int, object] = {}
+        self._is_installed = False
+        self._asked = 0
+        self._is_taken_told = False
         self._process_id = os.getpid()
 
     def install(self) -> bool:
@@ -50,21 +54,25 @@ class Requests:
         if threading.current_thread() is not threading.main_thread():
             return False
         self._process_id = os.getpid()
+        self._is_installed = True
         for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
         return True
 
     def remove(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Give the signals back to whoever had them, but for those that the script has taken since."""
         for number, handler in self._previous.items():
-            # One that Python does not know, set in C, cannot be had back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            if self._has(number):
+                # One that Python does not know, set in C, cannot be had back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._previous.clear()
+        self._is_installed = False
         if self._guard is not None:
             self._guard.close()
 
     def stop_reason(self) -> str | None:
         """Return why the run should stop, or None."""
+        self._tell_if_taken()
         if self._signal is not None:
             return f"signal {signal.Signals(self._signal).name}"
         if os.path.exists(self._stop_file):
@@ -78,9 +86,29 @@ class Requests:
             return True
         return os.path.exists(self._save_file) and take_save_request(self._directory)
 
+    def _tell_if_taken(self) -> None:
+        self._asked += 1
+        # Now and then: what looks takes longer than all else that is done at a step.
+        if self._is_taken_told or not self._is_installed or self._asked & (self._asked - 1):
+            return
+        if not self._has(signal.SIGTERM):
+            self._is_taken_told = True
+            tell(
+                "the script has set a handler of its own for SIGTERM: unless that calls the one before it, "
+                "the signal does not stop this run; one that was set before the run began is called, too"
+            )
+
+    def _has(self, number: int) -> bool:
+        handler = signal.getsignal(number)
+        # The one for a second Ctrl-C is ours, too.
+        return handler == self._on_signal or (
+            number == signal.SIGINT and handler is signal.default_int_handler
+        )
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process_id:
-            # A forked child inherits this handler, and has no step that would ever obey it.
+        if os.getpid() != self._process_id or not self._is_installed:
+            # In a forked child, which inherits this handler, and when the run is over, should another handler
+            # call it, there is no step that would ever obey it.
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

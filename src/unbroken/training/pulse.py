@@ -12,8 +12,8 @@ class Pulse:
     """Writes the heartbeat of the run with that `state`.
 
     The phase is "restoring", "training", "evaluating", "saving", "stopping", "done" or "disk-full". From
-    the last batch of a loop that takes steps to the next of one it is "evaluating", whatever the script
-    does meanwhile.
+    the end of a loop over batches to the next batch of one that takes steps it is "evaluating", whatever
+    the script does meanwhile.
     """
 
     def __init__(self, heartbeat: Heartbeat, state: WholeState, saver: Saver) -> None:

@@ -220,6 +220,9 @@ class Run:
                 self._ending.fail(error)
         finally:
             self._entered = False
+            if not isinstance(error, StopRequested):
+                # For the rest of the script; after a stop, until all is closed, another asks for the same.
+                self._requests.remove()
             self._close()
 
     @property
@@ -363,9 +366,16 @@ class Run:
         self._pulse.beat(phase)
 
     def _close(self) -> None:
-        with closing(self._attempt), closing(self._saver), closing(self._unkept), closing(self._rehearsal):
+        try:
+            with (
+                closing(self._attempt),
+                closing(self._saver),
+                closing(self._unkept),
+                closing(self._rehearsal),
+            ):
+                self._position.close()
+        finally:
             self._requests.remove()
-            self._position.close()
 
     def _check_entered(self, method: str) -> None:
         if not self._entered:

@@ -14,13 +14,12 @@ from unbroken.cli.simulations.metadata_service import metadata_service
 from unbroken.cli.simulations.small_disk import fill, small_disk
 from unbroken.cli.simulations.stage import Stage
 from unbroken.cli.simulations.story import Story
+from unbroken.rundir.heartbeat import DISK_FULL
 
 STEPS = 40
 _STEPS_BEFORE = 15
 _NOTICE_SECONDS = 120.0
 _WAIT_SECONDS = 1.0
-# The phase of a run that waits for space; training writes it, which nothing here may import.
-_DISK_FULL = "disk-full"
 _RESUMED_AFTER = (HURT_IN_STEP - 1) // SAVE_EVERY * SAVE_EVERY
 
 
@@ -147,7 +146,7 @@ def _disk(stage: Stage) -> None:
     stage.until_step(_STEPS_BEFORE)
     filler = fill(disk)
     stage.note("the disk is full: another program has taken all that was free")
-    stage.until(lambda: (beat := stage.beat()) is not None and beat.phase == _DISK_FULL, "a pause")
+    stage.until(lambda: (beat := stage.beat()) is not None and beat.phase == DISK_FULL, "a pause")
     stage.note("training waits: `unbroken status` shows the phase disk-full")
     time.sleep(_WAIT_SECONDS)
     filler.unlink()

@@ -17,6 +17,7 @@ from unbroken.errors import StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json
 from unbroken.rundir.heartbeat import Beat, read_heartbeat
+from unbroken.rundir.processes import ProcessIdentity, is_alive
 from unbroken.supervisor.states import ENDED, read_state
 
 _PATIENCE_SECONDS = 60.0
@@ -104,17 +105,19 @@ class Stage:
 
     def _end_now(self) -> None:
         """End a run that did not come to its end, though its supervisor may be gone."""
-        subprocess.run(
-            [*_unbroken(), "stop", "--now", str(self.directory)],
-            env=self._environment({}),
-            capture_output=True,
-            check=False,
-            timeout=_PATIENCE_SECONDS,
-        )
-        leader = (self.supervisor_state().get("leader") or {}).get("process_id")
-        if leader is not None:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [*_unbroken(), "stop", "--now", str(self.directory)],
+                env=self._environment({}),
+                capture_output=True,
+                check=False,
+                timeout=_PATIENCE_SECONDS,
+            )
+        leader = ProcessIdentity.from_json(self.supervisor_state().get("leader") or {})
+        # Its number may be a stranger's by now.
+        if leader is not None and is_alive(leader):
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(leader, signal.SIGKILL)
+                os.killpg(leader.process_id, signal.SIGKILL)
 
     def _is_over(self) -> bool:
         state = read_state(self.directory)

@@ -109,6 +109,7 @@ def _other(event: dict[str, Any]) -> list[str]:
 _WORDS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "run-started": lambda event: ["the supervisor started"],
     "attempt-started": lambda event: [f"attempt {event['attempt']} started, process {event['process_id']}"],
+    "leader-ended": lambda event: [f"the first process of attempt {event['attempt']} has ended"],
     "attempt-ended": _attempt_ended,
     "decision": lambda event: [f"decision: {event['action']}", event["reason"]],
     "stop-requested": lambda event: ["asked to save and stop", event["reason"]],

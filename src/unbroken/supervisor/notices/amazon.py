@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from unbroken.supervisor.notices.base import Notice, utc_seconds
+from unbroken.supervisor.notices.base import Kind, Notice, utc_seconds
 from unbroken.supervisor.notices.http import Answer, Metadata
 
 _ISSUER = "/latest/api/token"
@@ -61,12 +61,16 @@ def parse_interruption(text: str) -> Notice:
 
     >>> parse_interruption('{"action": "terminate", "time": "1970-01-02T00:00:00Z"}').at_seconds
     86400.0
+
+    A hibernation is no end: it has begun when it is announced, and all goes on when the instance wakes,
+    where the notice may still stand.
     """
     value = json.loads(text)
     try:
         action, time = str(value["action"]), str(value["time"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected an action and its time, found {text[:80]!r}") from error
+    kind: Kind = "risk" if action == "hibernate" else "end"
     return Notice(
-        kind="end", what=f"the spot instance is interrupted ({action})", at_seconds=utc_seconds(time)
+        kind=kind, what=f"the spot instance is interrupted ({action})", at_seconds=utc_seconds(time)
     )
