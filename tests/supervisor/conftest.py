@@ -20,7 +20,7 @@ from unbroken.rundir.identity import open_run
 from unbroken.rundir.journal import read_events
 from unbroken.rundir.processes import identify_self
 from unbroken.supervisor.cells import find_cell
-from unbroken.supervisor.engines import ENGINES
+from unbroken.supervisor.host.engines import ENGINES
 from unbroken.supervisor.records import Records
 from unbroken.supervisor.registry import register
 from unbroken.supervisor.states import Snapshot

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.supervisor import ballast
-from unbroken.supervisor.ballast import BALLAST_BYTES, Ballast
+from unbroken.supervisor.side import ballast
+from unbroken.supervisor.side.ballast import BALLAST_BYTES, Ballast
 
 from ..durability.disks import MEBIBYTE, FileSystem, room_for_disks
 from .conftest import Bench

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from unbroken.cli.install_boot import install_boot
 from unbroken.errors import StorageDeniedError, UnbrokenError
 from unbroken.rundir.identity import open_run
-from unbroken.supervisor import boot
+from unbroken.supervisor.host import boot
 from unbroken.supervisor.registry import register
 
 if TYPE_CHECKING:

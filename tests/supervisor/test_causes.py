@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from unbroken.rundir.last_words import Ending, LastWords
-from unbroken.supervisor.outcome import judge
-from unbroken.supervisor.verdict import DeviceError, ExitStatus, Facts, SeenException, SharedMemory
+from unbroken.supervisor.judging.outcome import judge
+from unbroken.supervisor.judging.verdict import DeviceError, ExitStatus, Facts, SeenException, SharedMemory
 
 CODE = ExitStatus
 BY = {name: ExitStatus(signal_number=number) for name, number in signal.Signals.__members__.items()}

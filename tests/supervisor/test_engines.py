@@ -17,8 +17,8 @@ from unbroken.cli.main import main
 from unbroken.errors import UsageError
 from unbroken.rundir.control import StopRequest
 from unbroken.rundir.identity import open_run
-from unbroken.supervisor.endings import Ending, handed_over, time_to_stop
-from unbroken.supervisor.engines import (
+from unbroken.supervisor.host.endings import Ending, handed_over, time_to_stop
+from unbroken.supervisor.host.engines import (
     ENGINES,
     KUBERNETES,
     SLURM,
@@ -28,8 +28,8 @@ from unbroken.supervisor.engines import (
     leave_message,
     longest_pause_seconds,
 )
+from unbroken.supervisor.host.slurm import end_seconds, job_id, parse_end_time, requeue_job, restart_count
 from unbroken.supervisor.restart_policy import Decision, hold, stopped_between_attempts
-from unbroken.supervisor.slurm import end_seconds, job_id, parse_end_time, requeue_job, restart_count
 from unbroken.supervisor.surroundings import is_of_a_session
 
 from .conftest import made_records

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.supervisor import errand_process
+from unbroken.supervisor.side import errand_process
 
 from .receiver import Receiver
 

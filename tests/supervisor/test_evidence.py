@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from unbroken.rundir.control_groups import control_groups, find_groups
-from unbroken.supervisor import gpu_processes
 from unbroken.supervisor.cells import Cell
 from unbroken.supervisor.cgroups import (
     group_oom_kills,
     new_oom_kills,
     read_oom_kills,
 )
-from unbroken.supervisor.device_users import DeviceUsers
-from unbroken.supervisor.errands import leave_orphans_to_init
-from unbroken.supervisor.evidence import last_exception, rank_failure, read_error_file, read_tail
-from unbroken.supervisor.facts import Seen, gather
-from unbroken.supervisor.gpu_processes import wait_for_memory
-from unbroken.supervisor.kernel_log import device_errors, victims
-from unbroken.supervisor.other_killers import find_killer
-from unbroken.supervisor.verdict import ExitStatus, OomKills, RankFailure, SeenException, Victim
+from unbroken.supervisor.judging import gpu_processes
+from unbroken.supervisor.judging.device_users import DeviceUsers
+from unbroken.supervisor.judging.evidence import last_exception, rank_failure, read_error_file, read_tail
+from unbroken.supervisor.judging.facts import Seen, gather
+from unbroken.supervisor.judging.gpu_processes import wait_for_memory
+from unbroken.supervisor.judging.kernel_log import device_errors, victims
+from unbroken.supervisor.judging.other_killers import find_killer
+from unbroken.supervisor.judging.verdict import ExitStatus, OomKills, RankFailure, SeenException, Victim
+from unbroken.supervisor.side.errands import leave_orphans_to_init
 from unbroken.supervisor.watcher import Look, Started
 
 _CHAINED = """

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.supervisor.alarms import alarms
-from unbroken.supervisor.forecast import (
+from unbroken.supervisor.resources.alarms import alarms
+from unbroken.supervisor.resources.forecast import (
     Pace,
     Trend,
     data_wait_share,
@@ -18,7 +18,7 @@ from unbroken.supervisor.forecast import (
     steady_growth,
     steps_per_second,
 )
-from unbroken.supervisor.totals import AttemptTimes, Lost, lost, totals
+from unbroken.supervisor.resources.totals import AttemptTimes, Lost, lost, totals
 
 times = st.lists(st.integers(0, 10_000), min_size=4, max_size=30, unique=True).map(sorted)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.supervisor.hang_policy import (
+from unbroken.supervisor.hangs.hang_policy import (
     Course,
     HangPolicy,
     Limit,

@@ -21,11 +21,11 @@ from unbroken.rundir import layout
 from unbroken.rundir.heartbeat import Heartbeat, read_heartbeat
 from unbroken.rundir.journal import read_events
 from unbroken.rundir.processes import identify
-from unbroken.supervisor.hang_policy import HangPolicy
+from unbroken.supervisor.hangs.hang_policy import HangPolicy
+from unbroken.supervisor.hangs.stacks import innermost, read_signs
+from unbroken.supervisor.hangs.watchdog import Watchdog, read_pace
 from unbroken.supervisor.records import Records
-from unbroken.supervisor.stacks import innermost, read_signs
 from unbroken.supervisor.states import Snapshot
-from unbroken.supervisor.watchdog import Watchdog, read_pace
 from unbroken.supervisor.watcher import EndNow, Look, Started, Want
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from unbroken.rundir.pidfd import HeldProcess
 from unbroken.rundir.processes import identify, identify_self, read_stat
 from unbroken.supervisor.adoption import find, is_to_go_on
 from unbroken.supervisor.history import Past, ended_from_json, ended_to_json, past_of
+from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.launch import supervisor_command
 from unbroken.supervisor.restart_policy import Ended
 from unbroken.supervisor.states import Snapshot, read_state, write_state
 from unbroken.supervisor.survivors import refuse_beside_survivors
-from unbroken.supervisor.verdict import Verdict
 
 
 def _refused(_: int) -> int:

@@ -26,9 +26,14 @@ from unbroken.cli.run import run
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.identity import open_run
-from unbroken.supervisor import errand_process, output_keeping
-from unbroken.supervisor.output_keeping import OutputKeeper, closed_outputs, free_beginning, separate_ranks
-from unbroken.supervisor.output_times import OutputTimes, TimesReader
+from unbroken.supervisor.side import errand_process, output_keeping
+from unbroken.supervisor.side.output_keeping import (
+    OutputKeeper,
+    closed_outputs,
+    free_beginning,
+    separate_ranks,
+)
+from unbroken.supervisor.side.output_times import OutputTimes, TimesReader
 from unbroken.supervisor.watcher import Look, Started
 
 from .conftest import made_records

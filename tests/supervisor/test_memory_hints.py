@@ -12,9 +12,9 @@ import pytest
 from unbroken.rundir import layout
 from unbroken.rundir.files import write_json
 from unbroken.rundir.heartbeat import Heartbeat
+from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.memory_hints import Remembered, forget, halvings, halvings_of_next, parts_of_next
 from unbroken.supervisor.restart_policy import Ended, RestartPolicy, decide
-from unbroken.supervisor.verdict import Verdict
 
 from .conftest import Bench
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from unbroken.cli.run import run as run_command
-from unbroken.supervisor.notices.amazon import Amazon
-from unbroken.supervisor.notices.azure import Azure, parse_events
-from unbroken.supervisor.notices.choose import PROVIDERS, make_provider, provider_by_firmware
-from unbroken.supervisor.notices.google import Google
-from unbroken.supervisor.notices.http import Metadata, parse_answer
-from unbroken.supervisor.notices.watch import NoticeWatch, pause_seconds
-from unbroken.supervisor.outside import watch_of
+from unbroken.supervisor.host.notices.amazon import Amazon
+from unbroken.supervisor.host.notices.azure import Azure, parse_events
+from unbroken.supervisor.host.notices.choose import PROVIDERS, make_provider, provider_by_firmware
+from unbroken.supervisor.host.notices.google import Google
+from unbroken.supervisor.host.notices.http import Metadata, parse_answer
+from unbroken.supervisor.host.notices.watch import NoticeWatch, pause_seconds
+from unbroken.supervisor.host.outside import watch_of
 
 from .cloud import Cloud, in_seconds
 

@@ -16,10 +16,10 @@ import pytest
 
 from unbroken.errors import UsageError
 from unbroken.rundir.heartbeat import Beat
-from unbroken.supervisor import notifications
-from unbroken.supervisor.errands import Errands
 from unbroken.supervisor.missed_saves import SaveRhythm, is_missing
-from unbroken.supervisor.notifications import (
+from unbroken.supervisor.side import notifications
+from unbroken.supervisor.side.errands import Errands
+from unbroken.supervisor.side.notifications import (
     Notifications,
     parse_target,
     shown,

@@ -12,8 +12,8 @@ import pytest
 
 from unbroken.errors import StorageDeniedError, StorageError, StorageFullError
 from unbroken.rundir.last_words import Ending, LastWords
-from unbroken.supervisor.outcome import judge, not_made, not_started
-from unbroken.supervisor.verdict import (
+from unbroken.supervisor.judging.outcome import judge, not_made, not_started
+from unbroken.supervisor.judging.verdict import (
     ExitStatus,
     Facts,
     OomKills,

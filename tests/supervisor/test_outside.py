@@ -12,8 +12,8 @@ import pytest
 
 from unbroken.cli.outside import words
 from unbroken.rundir.journal import read_events
-from unbroken.supervisor.notices.amazon import Amazon
-from unbroken.supervisor.outside import Outside
+from unbroken.supervisor.host.notices.amazon import Amazon
+from unbroken.supervisor.host.outside import Outside
 from unbroken.supervisor.plan import Plan
 
 from .cloud import Cloud, in_seconds

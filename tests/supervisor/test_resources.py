@@ -17,13 +17,13 @@ import pytest
 from unbroken.rundir.heartbeat import Beat
 from unbroken.rundir.journal import Journal, read_events
 from unbroken.rundir.processes import read_stat
-from unbroken.supervisor.course import COLUMNS, Course, read_column
-from unbroken.supervisor.gpu import GpuReader, visible
-from unbroken.supervisor.reading import Reading, read_reading
-from unbroken.supervisor.resources import AttemptResources, Resources
-from unbroken.supervisor.timeline import read_timeline
-from unbroken.supervisor.totals import lost
-from unbroken.supervisor.usage import Headroom, disk_space, headroom, tree_usage
+from unbroken.supervisor.resources.course import COLUMNS, Course, read_column
+from unbroken.supervisor.resources.gpu import GpuReader, visible
+from unbroken.supervisor.resources.reading import Reading, read_reading
+from unbroken.supervisor.resources.timeline import read_timeline
+from unbroken.supervisor.resources.totals import lost
+from unbroken.supervisor.resources.usage import Headroom, disk_space, headroom, tree_usage
+from unbroken.supervisor.resources.watch import AttemptResources, Resources
 from unbroken.supervisor.watcher import Look, Started
 
 from .conftest import made_records
@@ -213,7 +213,7 @@ def cheap(started: Started, run: Resources) -> AttemptResources:
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at all processes of the machine hundreds of times takes its time."""
-    monkeypatch.setattr("unbroken.supervisor.resources.tree_usage", lambda _: None)
+    monkeypatch.setattr("unbroken.supervisor.resources.watch.tree_usage", lambda _: None)
 
 
 def look(seconds: float, beat: Beat | None = None) -> Look:
@@ -282,7 +282,7 @@ def test_memory_that_keeps_growing_is_an_alarm_before_it_is_used_up(
     def room(_: int) -> Headroom:
         return Headroom(limit_bytes=20_000_000_000, left_bytes=int(left), limit="control group")
 
-    monkeypatch.setattr("unbroken.supervisor.resources.headroom", room)
+    monkeypatch.setattr("unbroken.supervisor.resources.watch.headroom", room)
     watcher = cheap(started(tmp_path), Resources(tmp_path, made_records(tmp_path)))
     when = None
     for second in range(0, 4000, 30):
@@ -303,7 +303,7 @@ def test_memory_that_keeps_growing_is_an_alarm_before_it_is_used_up(
 
 @pytest.mark.usefixtures("no_processes")
 def test_a_disk_that_fills_is_an_alarm_hours_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unbroken.supervisor.usage import DiskSpace
+    from unbroken.supervisor.resources.usage import DiskSpace
 
     second = 0
 
@@ -311,7 +311,7 @@ def test_a_disk_that_fills_is_an_alarm_hours_before(tmp_path: Path, monkeypatch:
         kept = second // 1200
         return DiskSpace(size_bytes=10**12, free_bytes=10**11 - kept * 5 * 10**9, inodes_free=None)
 
-    monkeypatch.setattr("unbroken.supervisor.resources.disk_space", space)
+    monkeypatch.setattr("unbroken.supervisor.resources.watch.disk_space", space)
     run = Resources(tmp_path, made_records(tmp_path))
     for attempt in range(1, 8):
         # Each attempt is short; what the disk does goes on over all of them.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.supervisor.causes import cause_of
+from unbroken.supervisor.judging.causes import cause_of
+from unbroken.supervisor.judging.verdict import Cause, Confidence, Outcome, Verdict
 from unbroken.supervisor.restart_policy import Decision, Ended, RestartPolicy, decide
-from unbroken.supervisor.verdict import Cause, Confidence, Outcome, Verdict
 
 POLICY = RestartPolicy()
 

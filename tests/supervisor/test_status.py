@@ -197,5 +197,11 @@ def test_the_list_of_runs_loads_nothing_that_it_does_not_need(bench: Bench) -> N
     command = [sys.executable, "-P", "-X", "importtime", "-m", "unbroken.cli.main", "status"]
     process = bench.popen(command, stdout=-1, stderr=-1)
     _, said = process.communicate(timeout=60)
-    for name in ("rich", "subprocess", "msgspec", "unbroken.supervisor.timeline", "unbroken.supervisor.gpu"):
+    for name in (
+        "rich",
+        "subprocess",
+        "msgspec",
+        "unbroken.supervisor.resources.timeline",
+        "unbroken.supervisor.resources.gpu",
+    ):
         assert f" {name}\n" not in said

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from unbroken.supervisor import systemd
+from unbroken.supervisor.host import systemd
 
 if TYPE_CHECKING:
     from .conftest import Bench

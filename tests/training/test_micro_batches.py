@@ -19,8 +19,8 @@ import unbroken
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
-from unbroken.supervisor.outcome import judge
-from unbroken.supervisor.verdict import ExitStatus, Facts
+from unbroken.supervisor.judging.outcome import judge
+from unbroken.supervisor.judging.verdict import ExitStatus, Facts
 from unbroken.training.micro_batches import count_samples, split
 
 from .processes import step_events, train

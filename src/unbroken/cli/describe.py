@@ -15,11 +15,11 @@ from unbroken.rundir.heartbeat import DISK_FULL, read_heartbeat
 from unbroken.rundir.identity import read_run
 from unbroken.rundir.processes import ProcessIdentity, is_alive
 from unbroken.supervisor.progress import newest_listed
-from unbroken.supervisor.reading import read_reading
+from unbroken.supervisor.resources.reading import read_reading
 from unbroken.supervisor.states import Snapshot, read_state
 
 if TYPE_CHECKING:
-    from unbroken.supervisor.gpu import GpuReader
+    from unbroken.supervisor.resources.gpu import GpuReader
 
 # What a run may lose its time by; see `supervisor.totals.Lost`.
 LOSSES = ("redoing", "pauses", "starting", "ending")
@@ -138,8 +138,8 @@ def whole_leniently(run: dict[str, Any], gpus: GpuReader) -> dict[str, Any]:
 
 
 def _totals(run: dict[str, Any]) -> dict[str, Any] | None:
-    from unbroken.supervisor.timeline import read_timeline
-    from unbroken.supervisor.totals import AttemptTimes, totals
+    from unbroken.supervisor.resources.timeline import read_timeline
+    from unbroken.supervisor.resources.totals import AttemptTimes, totals
 
     attempts = read_timeline(Path(run["directory"]))
     if not attempts:

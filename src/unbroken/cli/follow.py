@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from unbroken.rundir import layout
-from unbroken.supervisor.output_times import TimesReader
+from unbroken.supervisor.side.output_times import TimesReader
 
 _PIECE_BYTES = 1 << 16
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from unbroken.cli import output, vitals
 from unbroken.cli.describe import is_current
-from unbroken.supervisor.course import read_column
+from unbroken.supervisor.resources.course import read_column
 
 _BARS = "▁▂▃▄▅▆▇█"
 PLAIN_BARS = "_.:-=+*#"

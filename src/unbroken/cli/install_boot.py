@@ -9,7 +9,7 @@ import click
 
 from unbroken.cli import output
 from unbroken.errors import UnbrokenError
-from unbroken.supervisor import boot, systemd
+from unbroken.supervisor.host import boot, systemd
 
 
 @click.command("install-boot")

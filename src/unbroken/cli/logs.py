@@ -20,7 +20,7 @@ from unbroken.cli.quantities import duration
 from unbroken.cli.target import find_run
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
-from unbroken.supervisor.output_times import TimesReader
+from unbroken.supervisor.side.output_times import TimesReader
 from unbroken.supervisor.states import read_state
 
 _LOOK_SECONDS = 0.1

@@ -19,7 +19,7 @@ from unbroken.errors import (
     UnbrokenError,
     UsageError,
 )
-from unbroken.supervisor import boot
+from unbroken.supervisor.host import boot
 
 if TYPE_CHECKING:
     from unbroken.supervisor.registry import KnownRun

@@ -17,14 +17,14 @@ from unbroken.errors import UsageError
 from unbroken.rundir.identity import open_run
 from unbroken.supervisor import surroundings
 from unbroken.supervisor.background import start_in_background
-from unbroken.supervisor.engines import check_engine, engine_of, longest_pause_seconds
 from unbroken.supervisor.grace import in_words
-from unbroken.supervisor.hang_policy import HangPolicy
+from unbroken.supervisor.hangs.hang_policy import HangPolicy
+from unbroken.supervisor.host.engines import check_engine, engine_of, longest_pause_seconds
+from unbroken.supervisor.host.tmux import check_tmux, open_window
 from unbroken.supervisor.launch import check_command, launch
-from unbroken.supervisor.notifications import wanted_targets
 from unbroken.supervisor.plan import Plan
 from unbroken.supervisor.restart_policy import RestartPolicy
-from unbroken.supervisor.tmux import check_tmux, open_window
+from unbroken.supervisor.side.notifications import wanted_targets
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 

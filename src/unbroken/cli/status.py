@@ -82,7 +82,7 @@ def status(target: str | None, as_json: bool, check: bool) -> None:
 
 def _describe(directory: Path) -> dict[str, Any]:
     # Here, not at the top: the list of runs is to start fast.
-    from unbroken.supervisor.gpu import GpuReader
+    from unbroken.supervisor.resources.gpu import GpuReader
 
     with closing(GpuReader()) as gpus:
         return whole(describe_run(directory), gpus)

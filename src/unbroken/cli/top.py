@@ -23,8 +23,8 @@ from unbroken.cli import output
 from unbroken.cli.describe import describe_leniently, describe_run, is_live, whole_leniently
 from unbroken.cli.frames import many, one
 from unbroken.cli.target import find_run
-from unbroken.supervisor.gpu import GpuReader
 from unbroken.supervisor.registry import known_runs
+from unbroken.supervisor.resources.gpu import GpuReader
 
 _EXIT_TERMINATED = 143
 

@@ -25,7 +25,7 @@ from unbroken.errors import StorageError, UnbrokenError
 from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
 from unbroken.rundir.processes import identify
-from unbroken.supervisor.engines import engine_of, reap_strangers
+from unbroken.supervisor.host.engines import engine_of, reap_strangers
 
 _LOOK_SECONDS = 0.1
 # A terminal may take less than a script prints: what is to be said must not wait for all of that.

@@ -15,7 +15,7 @@ from unbroken.cli import output
 from unbroken.cli.target import find_run
 from unbroken.errors import StorageError
 from unbroken.rundir.identity import read_run
-from unbroken.supervisor.explanation import Told, choose, tell
+from unbroken.supervisor.judging.explanation import Told, choose, tell
 from unbroken.supervisor.plan import read_plan
 from unbroken.supervisor.states import Snapshot, read_state
 

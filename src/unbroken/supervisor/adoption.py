@@ -14,8 +14,8 @@ from unbroken.rundir.control import StopRequest, read_stop, replace_stop
 from unbroken.rundir.files import read_json
 from unbroken.rundir.processes import ProcessIdentity, boot_id, identify, identify_self, is_alive
 from unbroken.supervisor.history import Begun, Past, read_past
+from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.states import ENDED, Snapshot, read_state, write_state
-from unbroken.supervisor.verdict import Verdict
 
 _HINTS = {
     "held": "when it is mended, `unbroken release {0}` starts it again",

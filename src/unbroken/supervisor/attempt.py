@@ -21,14 +21,14 @@ from unbroken.supervisor import memory_hints, progress
 from unbroken.supervisor.adoption import Found, read_verdict
 from unbroken.supervisor.asking import Asking
 from unbroken.supervisor.history import Begun, ended_to_json
-from unbroken.supervisor.outcome import not_started
-from unbroken.supervisor.output_keeping import separate_ranks
+from unbroken.supervisor.judging.outcome import not_started
+from unbroken.supervisor.judging.verdict import Verdict, exit_status
+from unbroken.supervisor.judging.witness import End, Witness
 from unbroken.supervisor.records import Records
 from unbroken.supervisor.restart_policy import Ended
+from unbroken.supervisor.side.output_keeping import separate_ranks
 from unbroken.supervisor.stopping import StopWatch
-from unbroken.supervisor.verdict import Verdict, exit_status
 from unbroken.supervisor.watcher import AskToStop, EndNow, Look, MakeWatcher, Started, Watcher
-from unbroken.supervisor.witness import End, Witness
 
 _LOOK_SECONDS = 0.5
 _LOOK_OFTEN_SECONDS = 0.02

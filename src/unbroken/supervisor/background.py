@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unbroken.supervisor import systemd
+from unbroken.supervisor.host import systemd
 from unbroken.supervisor.launch import NoReportError, await_report, start, supervisor_command
 from unbroken.supervisor.plan import Plan, read_plan
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.rundir.control_groups import control_groups
-from unbroken.supervisor.verdict import OomKills
+from unbroken.supervisor.judging.verdict import OomKills
 
 # The group of the supervisor in its unit of systemd: where memory is counted below, version 2 allows no
 # processes beside the groups.

@@ -13,8 +13,8 @@ from typing import Any
 
 from unbroken.rundir import layout
 from unbroken.rundir.journal import number, read_events
+from unbroken.supervisor.judging.verdict import OomKills, Verdict
 from unbroken.supervisor.restart_policy import Ended
-from unbroken.supervisor.verdict import OomKills, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

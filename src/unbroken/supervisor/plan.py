@@ -10,7 +10,7 @@ from typing import Any
 from unbroken.errors import StorageError
 from unbroken.rundir import layout
 from unbroken.rundir.files import read_json, write_json
-from unbroken.supervisor.hang_policy import HangPolicy
+from unbroken.supervisor.hangs.hang_policy import HangPolicy
 from unbroken.supervisor.restart_policy import RestartPolicy
 
 # The fields of a plan that are values of their own.

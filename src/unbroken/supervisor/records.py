@@ -14,9 +14,9 @@ from unbroken.errors import StorageError, StorageFullError
 from unbroken.rundir import layout
 from unbroken.rundir.files import write_json
 from unbroken.rundir.journal import Journal
-from unbroken.supervisor.ballast import Ballast
+from unbroken.supervisor.judging.verdict import ExitStatus, Verdict
+from unbroken.supervisor.side.ballast import Ballast
 from unbroken.supervisor.states import Snapshot, write_state
-from unbroken.supervisor.verdict import ExitStatus, Verdict
 
 
 class Records:

@@ -38,8 +38,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_RUN_ME_AGAIN
+from unbroken.supervisor.judging.verdict import Cause, Verdict
 from unbroken.supervisor.progress import is_newer
-from unbroken.supervisor.verdict import Cause, Verdict
 
 Action: TypeAlias = Literal["restart", "hold", "done", "stopped", "hand-over"]
 

@@ -17,21 +17,22 @@ from unbroken.rundir.identity import new_attempt, open_run
 from unbroken.rundir.lock import RunLock
 from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
-from unbroken.supervisor import adoption, engines, memory_hints, progress, registry, restart_policy, slurm
+from unbroken.supervisor import adoption, memory_hints, progress, registry, restart_policy
 from unbroken.supervisor.adoption import Found
 from unbroken.supervisor.attempt import Care, adopt_attempt, run_attempt
-from unbroken.supervisor.endings import handed_over
-from unbroken.supervisor.engines import engine_of
-from unbroken.supervisor.outcome import not_made
-from unbroken.supervisor.outside import Outside
+from unbroken.supervisor.host import engines, slurm
+from unbroken.supervisor.host.endings import handed_over
+from unbroken.supervisor.host.engines import engine_of
+from unbroken.supervisor.host.outside import Outside
+from unbroken.supervisor.judging.outcome import not_made
+from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.plan import Plan, write_plan
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Decision, Ended
-from unbroken.supervisor.side_work import SideWork
+from unbroken.supervisor.side.side_work import SideWork
 from unbroken.supervisor.states import Snapshot, State
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.survivors import refuse_beside_survivors
-from unbroken.supervisor.verdict import Verdict
 from unbroken.supervisor.verification import Verification
 from unbroken.supervisor.watchers import makers
 
@@ -282,7 +283,7 @@ class Supervisor:
         if request.is_preemption:
             return True
         # Here: it starts programs, for which the supervisor has no other need.
-        from unbroken.supervisor.systemd import is_machine_going_down
+        from unbroken.supervisor.host.systemd import is_machine_going_down
 
         return request.reason.startswith("SIGTERM") and is_machine_going_down()
 

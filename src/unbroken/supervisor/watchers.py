@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from unbroken.supervisor.grace import grace_watch
+from unbroken.supervisor.hangs.watchdog import watchdog
 from unbroken.supervisor.job_control import job_control_watch
 from unbroken.supervisor.missed_saves import SaveWatch
-from unbroken.supervisor.output_keeping import OutputKeeping
 from unbroken.supervisor.plan import Plan
 from unbroken.supervisor.records import Records
-from unbroken.supervisor.resources import Resources
-from unbroken.supervisor.watchdog import watchdog
+from unbroken.supervisor.resources.watch import Resources
+from unbroken.supervisor.side.output_keeping import OutputKeeping
 from unbroken.supervisor.watcher import MakeWatcher
 
 

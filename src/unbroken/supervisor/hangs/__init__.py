@@ -1,0 +1,1 @@
+"""Runs that live and make no progress."""

@@ -1,0 +1,1 @@
+"""Why an attempt ended: what can be read, and the verdict on it."""

@@ -1,0 +1,1 @@
+"""What goes on beside a run: its output, notifications, the process that sends them, the ballast."""
