@@ -207,10 +207,12 @@ class _Workers:
 
     def _end(self, parent: int) -> None:
         # A forked child has inherited the list, and the call; the workers are not its own.
-        if parent == os.getpid():
-            for worker in self._found:
-                if worker.is_alive():
-                    worker.kill()
+        living = [worker for worker in self._found if worker.is_alive()] if parent == os.getpid() else []
+        if living:
+            # Torch watches for workers that die, and would raise wherever this exit has come to.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for worker in living:
+            worker.kill()
 
 
 _PREPARED = _Workers()
