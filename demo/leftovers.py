@@ -12,8 +12,13 @@ from unbroken.rundir import layout
 
 _CHECKPOINT = r"step-\d{8,}(\.\d+)?"
 _CHECKPOINT_FILE = rf"({re.escape(layout.MANIFEST)}|{re.escape(layout.MANIFEST_DIGEST)}|[\w-]+\.safetensors)"
+_OUTPUT = Path(layout.OUTPUT_LOG)
 _ATTEMPT_FILES = (
     layout.OUTPUT_LOG,
+    layout.output_archive(_OUTPUT).name,
+    layout.output_start(_OUTPUT).name,
+    layout.output_times(_OUTPUT).name,
+    layout.STACKS,
     layout.HEARTBEAT,
     layout.LAST_WORDS,
     layout.EXIT_FILE,
@@ -26,6 +31,10 @@ _RUN_FILES = (
     layout.SUPERVISOR_LOCK,
     layout.SUPERVISOR_FILE,
     layout.SUPERVISOR_LOG,
+    layout.PLAN_FILE,
+    layout.RESOURCES_FILE,
+    layout.RESOURCES_HISTORY_FILE,
+    layout.PACE_FILE,
     layout.JOURNAL_FILE,
     layout.LATEST_LINK,
 )
@@ -44,6 +53,7 @@ _KNOWN = re.compile(
             rf"{layout.QUARANTINE}(/{_CHECKPOINT}(-\d+)?(/{re.escape(layout.QUARANTINE_REASON)})?)?",
             rf"{layout.QUARANTINE}/{_CHECKPOINT}(-\d+)?/{_CHECKPOINT}(/{_CHECKPOINT_FILE})?",
             rf"{layout.ATTEMPTS}(/\d{{4,}}(/({_any(_ATTEMPT_FILES)}))?)?",
+            rf"{layout.ATTEMPTS}/\d{{4,}}/{layout.STACKS}/rank\d+-\d+\.txt",
             re.escape(os.path.dirname(layout.STOP_FILE)),
         )
     )

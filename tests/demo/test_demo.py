@@ -161,6 +161,28 @@ def test_leftovers_of_every_kind_are_found(tmp_path: Path) -> None:
     assert stray_files(run) == strays
 
 
+def test_what_a_supervised_run_leaves_is_no_leftover(tmp_path: Path) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(
+        "import os, signal, unbroken\n"
+        "state = {'n': 0}\n"
+        "with unbroken.Run(save=[unbroken.EverySteps(1)], state=state) as run:\n"
+        "    for state['n'] in range(3):\n"
+        "        run.step(loss=1.0)\n"
+        "    if os.environ['UNBROKEN_ATTEMPT'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-P", "-m", "unbroken.cli.main", "run", "--backoff", "0.01"]
+    command += ["--run-dir", str(run), "--", sys.executable, str(script)]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((run / "attempts").iterdir())) == 2
+    assert stray_files(run) == []
+
+
 def test_a_damaged_checkpoint_is_found_at_the_end(tmp_path: Path) -> None:
     run = _run(tmp_path / "a", [1.0])
     assert damaged_checkpoints(run) == []
