@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.rundir.control_groups import control_groups, find_groups
+from unbroken.rundir.process_tree import leave_orphans_to_init
 from unbroken.supervisor.cells import Cell
 from unbroken.supervisor.cgroups import (
     group_oom_kills,
@@ -26,7 +27,6 @@ from unbroken.supervisor.judging.gpu_processes import wait_for_memory
 from unbroken.supervisor.judging.kernel_log import device_errors, victims
 from unbroken.supervisor.judging.other_killers import find_killer
 from unbroken.supervisor.judging.verdict import ExitStatus, OomKills, RankFailure, SeenException, Victim
-from unbroken.supervisor.side.errands import leave_orphans_to_init
 from unbroken.supervisor.watcher import Look, Started
 
 _CHAINED = """

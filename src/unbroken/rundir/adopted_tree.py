@@ -11,14 +11,14 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from unbroken.rundir import layout
 from unbroken.rundir.pidfd import HeldProcess
 from unbroken.rundir.place import is_same_place
-from unbroken.rundir.processes import ProcessIdentity, ProcessStat, read_stat
+from unbroken.rundir.processes import ProcessIdentity, ProcessStat, everyone, read_stat
 
 _LOOK_AGAIN_SECONDS = 0.02
 _BETWEEN_LOOKS_SECONDS = 0.05
@@ -100,20 +100,20 @@ class AdoptedTree:
         return True
 
     def _look(self) -> None:
-        everyone = list(_everyone())
-        inside = self._belonging(everyone)
-        self._strangers &= {(member.process_id, member.start_ticks) for member in everyone}
+        there = list(everyone())
+        inside = self._belonging(there)
+        self._strangers &= {(member.process_id, member.start_ticks) for member in there}
         self._known = {(member.process_id, member.start_ticks) for member in inside}
         self._found = [member for member in inside if member.state not in "ZX"]
         self._empty_looks = 0 if self._found else self._empty_looks + 1
         pause = _GET_TO_KNOW_SECONDS if not self.leader_ended else _BETWEEN_LOOKS_SECONDS
         self._next_look = time.monotonic() + pause
 
-    def _belonging(self, everyone: Sequence[ProcessStat]) -> list[ProcessStat]:
+    def _belonging(self, there: Sequence[ProcessStat]) -> list[ProcessStat]:
         children: defaultdict[int, list[ProcessStat]] = defaultdict(list)
-        for member in everyone:
+        for member in there:
             children[member.parent_id].append(member)
-        todo = [member for member in everyone if self._is_marked(member)]
+        todo = [member for member in there if self._is_marked(member)]
         found: dict[int, ProcessStat] = {}
         while todo:
             member = todo.pop()
@@ -209,13 +209,6 @@ def _session(process_id: int) -> int:
         return os.getsid(process_id)
     except OSError:
         return -1
-
-
-def _everyone() -> Iterator[ProcessStat]:
-    for entry in os.listdir("/proc"):
-        member = read_stat(int(entry)) if entry.isdecimal() else None
-        if member is not None:
-            yield member
 
 
 def _ancestors() -> set[int]:

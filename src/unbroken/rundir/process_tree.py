@@ -12,12 +12,13 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from unbroken.rundir.processes import ProcessStat, read_stat
+from unbroken.rundir import layout
+from unbroken.rundir.processes import ProcessStat, everyone, read_stat
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Python ignores SIGPIPE and SIGXFSZ, the supervisor SIGHUP, a shell's background job SIGINT and
@@ -38,8 +39,42 @@ _LOOK_AGAIN_SECONDS = 0.02
 
 def become_subreaper() -> None:
     """Make orphans among our descendants our children instead of init's."""
+    _set_subreaper(1)
+
+
+def leave_orphans_to_init() -> None:
+    """Undo `become_subreaper`."""
+    _set_subreaper(0)
+
+
+def spawn_orphan(command: Sequence[str], *, file_actions: Sequence[tuple[Any, ...]]) -> None:
+    """Start `command`, which forks and ends at once, so that its child is no descendant of this subreaper.
+
+    Only while this process has no descendants: meanwhile orphans would be handed to init instead of us, and
+    the proof that nothing is left of an attempt would be none. Raises OSError when it cannot be started.
+    """
+    # A process with these in its environment counts as part of an attempt.
+    tags = (layout.RUN_DIR_VARIABLE, layout.ATTEMPT_VARIABLE)
+    leave_orphans_to_init()
+    try:
+        child = os.posix_spawn(
+            command[0],
+            list(command),
+            {name: value for name, value in os.environ.items() if name not in tags},
+            file_actions=file_actions,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGHUP],
+        )
+        # Its child is init's before we know of its end.
+        os.waitpid(child, 0)
+    finally:
+        become_subreaper()
+
+
+def _set_subreaper(value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(value), 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -180,7 +215,7 @@ def _signal(member: ProcessStat, number: signal.Signals) -> None:
 
 def _descendants(root: int) -> list[ProcessStat]:
     children: defaultdict[int, list[ProcessStat]] = defaultdict(list)
-    for member in _everyone():
+    for member in everyone():
         children[member.parent_id].append(member)
     found: list[ProcessStat] = []
     todo = [root]
@@ -189,10 +224,3 @@ def _descendants(root: int) -> list[ProcessStat]:
         found += below
         todo += [member.process_id for member in below]
     return found
-
-
-def _everyone() -> Iterator[ProcessStat]:
-    for entry in os.listdir("/proc"):
-        member = read_stat(int(entry)) if entry.isdecimal() else None
-        if member is not None:
-            yield member

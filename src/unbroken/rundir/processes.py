@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def read_stat(process_id: int) -> ProcessStat | None:
         state=fields[0],
         start_ticks=int(fields[19]),
     )
+
+
+def everyone() -> Iterator[ProcessStat]:
+    """Yield one reading of each process of this host."""
+    for entry in os.listdir("/proc"):
+        found = read_stat(int(entry)) if entry.isdecimal() else None
+        if found is not None:
+            yield found
 
 
 def boot_id() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.rundir import layout
-from unbroken.rundir.processes import ProcessStat, read_stat
+from unbroken.rundir.processes import ProcessStat, everyone, read_stat
 from unbroken.rundir.stack_files import STACK_SIGNAL, catches
 from unbroken.supervisor.records import say
 
@@ -47,11 +47,11 @@ class Signs:
 
 def read_signs(roots: Iterable[int]) -> list[Signs]:
     """Return the signs of the processes `roots` and of all below them that still run."""
-    everyone = [found for entry in os.listdir(_PROC) if entry.isdecimal() if (found := read_stat(int(entry)))]
+    there = list(everyone())
     wanted = set(roots)
-    while below := {one.process_id for one in everyone if one.parent_id in wanted} - wanted:
+    while below := {one.process_id for one in there if one.parent_id in wanted} - wanted:
         wanted |= below
-    members = [one for one in everyone if one.process_id in wanted and one.state not in "ZX"]
+    members = [one for one in there if one.process_id in wanted and one.state not in "ZX"]
     return [_signs(member) for member in members if member.process_id != os.getpid()]
 
 

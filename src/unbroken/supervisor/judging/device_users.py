@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from unbroken.supervisor.cells import Cell
-from unbroken.supervisor.judging.gpu_processes import may_have_gpus
+from unbroken.supervisor.nvml import may_have_gpus
 from unbroken.supervisor.resources.usage import tree_members
 from unbroken.supervisor.watcher import Look, Started
 

@@ -5,7 +5,6 @@ A process that died may hold its memory for some seconds more, and the next atte
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import select
@@ -16,13 +15,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.rundir import layout
-from unbroken.rundir.process_tree import become_subreaper
+from unbroken.rundir.process_tree import spawn_orphan
 from unbroken.rundir.processes import read_stat
+from unbroken.supervisor.nvml import may_have_gpus
 from unbroken.supervisor.records import say
 
-# As for what resources/gpu.py shows: "1" looks for GPUs also where no /dev/nvidia* is, "0" never.
-_NVML_VARIABLE = "UNBROKEN_NVML"
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _NO_SIZE = 1 << 62
@@ -61,12 +58,6 @@ def wait_for_memory(processes: Collection[int], *, timeout_seconds: float) -> li
         time.sleep(_LOOK_SECONDS)
 
 
-def may_have_gpus() -> bool:
-    """Tell whether this machine may have GPUs that NVML knows."""
-    wanted = os.environ.get(_NVML_VARIABLE)
-    return wanted != "0" and (wanted is not None or bool(glob.glob("/dev/nvidia[0-9]*")))
-
-
 def _ask() -> list[Holder] | None:
     """Return who holds memory, as far as it is told, or None if there is no answer in time."""
     if not may_have_gpus():
@@ -87,30 +78,14 @@ def _ask() -> list[Holder] | None:
 
 def _start(output: int) -> None:
     """Start the process that asks and writes to `output`: no child of ours, for we could wait for ever."""
-    # Loaded where there is something to ask.
-    from unbroken.supervisor.side.errands import leave_orphans_to_init
-
-    # A process with these in its environment counts as part of an attempt.
-    tags = (layout.RUN_DIR_VARIABLE, layout.ATTEMPT_VARIABLE)
-    leave_orphans_to_init()
-    try:
-        child = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-P", "-m", "unbroken.supervisor.judging.gpu_processes"],
-            {name: value for name, value in os.environ.items() if name not in tags},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=[signal.SIGHUP],
-        )
-        # It forks and ends, and its child is init's before we know of its end.
-        os.waitpid(child, 0)
-    finally:
-        become_subreaper()
+    spawn_orphan(
+        [sys.executable, "-P", "-m", "unbroken.supervisor.judging.gpu_processes"],
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ],
+    )
 
 
 def _read(answer: int) -> bytes | None:

@@ -7,7 +7,6 @@ line on stdin by one of JSON.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import selectors
@@ -18,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-# "1" looks for GPUs also where no /dev/nvidia* is, as under WSL; "0" never does.
-NVML_VARIABLE = "UNBROKEN_NVML"
+from unbroken.supervisor.nvml import may_have_gpus
+
 _ANSWER_SECONDS = 5.0
 
 
@@ -28,7 +27,7 @@ class GpuReader:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_given_up = not _may_have_gpus()
+        self._is_given_up = not may_have_gpus()
         self._last_answer: list[dict[str, Any]] | None = None
 
     def read(self, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[dict[str, Any]] | None:
@@ -90,11 +89,6 @@ def visible(count: int, uuids: Sequence[str], environment: Mapping[str, str]) ->
         elif word.startswith("MIG-"):
             return list(range(count))
     return sorted(found)
-
-
-def _may_have_gpus() -> bool:
-    wanted = os.environ.get(NVML_VARIABLE)
-    return wanted != "0" and (wanted is not None or bool(glob.glob("/dev/nvidia[0-9]*")))
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.rundir import layout
-from unbroken.rundir.process_tree import become_subreaper
+from unbroken.rundir.process_tree import spawn_orphan
 from unbroken.supervisor.records import say
 
-_PR_SET_CHILD_SUBREAPER = 36
 _PROCESS = Path(__file__).with_name("errand_process.py")
 _PIECE_BYTES = 1 << 16
 # What does not fit into the pipe waits here; a process that takes nothing for so long takes nothing more.
@@ -56,11 +53,7 @@ class Errands:
         return self._to >= 0
 
     def start(self) -> None:
-        """Start the process, if it does not run. Only while this process has no descendants.
-
-        It leaves them at once: meanwhile orphans would be handed to init instead of us, and the proof
-        that nothing is left of an attempt would be none.
-        """
+        """Start the process, if it does not run. Only while this process has no descendants."""
         if self.is_running:
             return
         if os.getpid() == 1:
@@ -70,31 +63,21 @@ class Errands:
         to_read, to = os.pipe()
         back, to_write = os.pipe()
         log = self._open_log()
-        # A process with these in its environment counts as part of an attempt.
-        tags = (layout.RUN_DIR_VARIABLE, layout.ATTEMPT_VARIABLE)
-        leave_orphans_to_init()
         try:
-            child = os.posix_spawn(
-                sys.executable,
+            spawn_orphan(
                 [sys.executable, "-I", "-S", str(_PROCESS)],
-                {name: value for name, value in os.environ.items() if name not in tags},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, to_read, 0),
                     (os.POSIX_SPAWN_DUP2, to_write, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
                 ],
-                setsigmask=[],
-                setsigdef=[signal.SIGHUP],
             )
-            # It forks and ends, and its child is init's before we know of its end.
-            os.waitpid(child, 0)
         except OSError as error:
             say(f"nothing can be sent or compressed: {error}")
             os.close(to)
             os.close(back)
             return
         finally:
-            become_subreaper()
             for descriptor in (to_read, to_write, log):
                 os.close(descriptor)
         os.set_blocking(to, False)
@@ -179,9 +162,3 @@ class Errands:
         errand = self._pending.pop(number, None)
         if errand is not None:
             self._on_report(errand, problem)
-
-
-def leave_orphans_to_init() -> None:
-    """Undo `become_subreaper` for a moment, in which this process must have no descendants."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)
