@@ -7,6 +7,7 @@
     |   |   `-- StorageDeniedError  missing rights, read-only or unreachable directory
     |   |-- RunBusyError            another process writes to this run
     |   `-- SaveFailedError         a checkpoint could not be written
+    |-- UnhealthyError              training went wrong, and all that may be done about it was done
     |-- CheckpointError             use another checkpoint
     |   |-- DamagedError            bytes are not what was written
     |   |-- FormatVersionError      written by a newer release
@@ -94,6 +95,13 @@ class SaveFailedError(RetryableError):
     """A checkpoint could not be written; the older ones are untouched."""
 
     kind = "save-failed"
+
+
+class UnhealthyError(UnbrokenError):
+    """Training went wrong, and what the user allows to be done about it did not help."""
+
+    kind = "unhealthy"
+    exit_code = EXIT_DO_NOT_RESTART
 
 
 class CheckpointError(UnbrokenError):

@@ -58,8 +58,18 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     open: tuple[int, ...] = ()
 
 
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user's own check said of the state, before it was written."""
+
+    passed: bool
+    reason: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of manifest.json but the tensors' bytes. `metrics`, `config`, `environment` are tagged JSON."""
+    """All of manifest.json but the tensors' bytes.
+
+    `metrics`, `config`, `environment` and `health` are tagged JSON.
+    """
 
     format: str
     format_version: int
@@ -78,6 +88,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     choices: dict[str, Any] = {}
     # How many numbers are NaN or infinite, by the paths of tensors that must not; None: nobody looked.
     non_finite: dict[str, int] | None = None
+    # None: the user has given no check of his own.
+    validation: Validation | None = None
+    # How often the run had been rolled back: a checkpoint of before a roll-back may be of what it undid.
+    rollbacks: int = 0
+    # What the watch over training goes on with.
+    health: Any = None
     parts: dict[str, PartEntry]
     shards: dict[str, ShardEntry]
     tensors: dict[str, TensorEntry]

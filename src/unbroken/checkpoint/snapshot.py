@@ -12,7 +12,7 @@ from typing import Any
 
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, Place, plan_image
-from unbroken.checkpoint.manifest import PartEntry, Position
+from unbroken.checkpoint.manifest import PartEntry, Position, Validation
 from unbroken.state.paths import part_of
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import FLOATING, TensorSource, address_of
@@ -39,6 +39,9 @@ class Description:
     config: Any = None
     environment: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)
+    validation: Validation | None = None
+    rollbacks: int = 0
+    health: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,10 @@ attempts/0001/            one process lifetime: output, events, heartbeat, last 
                           micro-batches.json if its script can split batches, with how small they are;
                           cell.json names its control groups while they are there; the output is out.log,
                           later out.log.gz, with out.times (when it grew) and out.start (what the archive
-                          begins with, if older output was freed); ranks/ has that of each rank of torchrun
+                          begins with, if older output was freed); ranks/ has that of each rank of torchrun;
+                          alarms.jsonl is what training wants people to be told
 pins.json                 the checkpoints that no prune deletes, and why
+rollbacks.json            how often, why and how far the run was rolled back, and what data it leaves out
 pace.json                 how fast the run is used to go, by which a hang is told from a slow step
 control/                  requests to the run: stop.json, save-now.json
 latest                    symbolic link to the newest checkpoint; a convenience, never trusted
@@ -53,6 +55,7 @@ STOP_FILE = "control/stop.json"
 SAVE_NOW_FILE = "control/save-now.json"
 LATEST_LINK = "latest"
 PINS_FILE = "pins.json"
+ROLLBACKS_FILE = "rollbacks.json"
 PACE_FILE = "pace.json"
 BALLAST = "ballast"
 
@@ -64,6 +67,7 @@ STAGING_PREFIX = ".staging-"
 OUTPUT_LOG = "out.log"
 RANKS = "ranks"
 HEARTBEAT = "heartbeat"
+ALARMS_FILE = "alarms.jsonl"
 WRITER_PROCESS = "writer-process.json"
 LAST_WORDS = "last-words.json"
 RESTORING_FILE = "restoring.json"

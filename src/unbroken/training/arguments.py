@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
@@ -17,6 +17,8 @@ from unbroken.state.table import TensorTable
 from unbroken.state.tree import Encoder, Json
 from unbroken.training import families
 from unbroken.training.configuration import encode_plain
+
+_T = TypeVar("_T")
 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:
@@ -49,6 +51,15 @@ def policies(keyword: str, given: Any) -> tuple[Any, ...]:
             hint=f"write {keyword}=[{given!r}]",
         )
     return tuple(given)
+
+
+def checked(keyword: str, given: _T, allowed: Any, *, hint: str) -> _T:
+    """Return `given`, which is to be one of the words of the literal type `allowed`."""
+    if given not in get_args(allowed):
+        raise UsageError(
+            f"Run: expected {keyword} to be one of {get_args(allowed)}, found {given!r}", hint=hint
+        )
+    return given
 
 
 def choices(

@@ -16,6 +16,7 @@ from unbroken.rundir.journal import Journal
 from unbroken.rundir.last_words import LastWords, write_last_words
 from unbroken.rundir.lock import RunLock
 from unbroken.rundir.stack_files import StackFile
+from unbroken.rundir.tell import tell
 from unbroken.rundir.writers import has_orphaned_writer, wait_for_writers
 
 _OWN_SOURCE = str(Path(__file__).parents[1])
@@ -78,6 +79,16 @@ class Attempt:
             self.say(failure_words(error, step, checkpoint))
         except StorageError as silenced:
             error.add_note(f"its last words could not be written: {silenced.message}")
+
+    def alarm(self, what: str, text: str, hint: str = "") -> None:
+        """Tell people of something that is not well, also those whom only the supervisor can reach.
+
+        `what` names its kind in a word or two, such as "spike".
+        """
+        tell(text, *([hint] if hint else []))
+        self.journal.append("alarm", what=what, text=text, hint=hint)
+        with Journal(self.directory / layout.ALARMS_FILE) as alarms:
+            alarms.append("alarm", what=what, text=text, hint=hint)
 
     def close(self) -> None:
         """Release the run."""

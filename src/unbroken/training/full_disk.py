@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
-from unbroken.errors import StorageFullError, UsageError
+from unbroken.errors import StorageFullError
 from unbroken.rundir.heartbeat import DISK_FULL
 from unbroken.rundir.tell import tell
 
@@ -29,11 +29,6 @@ class FullDisk:
         is_asked_to_stop: Callable[[], bool],
         retry_seconds: float = 1.0,
     ) -> None:
-        if policy not in get_args(FullDiskPolicy):
-            raise UsageError(
-                f"Run: expected full_disk to be one of {get_args(FullDiskPolicy)}, found {policy!r}",
-                hint="'pause' waits until there is space again and then goes on by itself",
-            )
         self._policy = policy
         self._beat = beat
         self._is_asked_to_stop = is_asked_to_stop

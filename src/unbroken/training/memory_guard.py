@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal, get_args
+from typing import Literal
 
-from unbroken.errors import UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.host_memory import Memory, Use, host_memories
 from unbroken.rundir.last_words import read_last_words
@@ -177,16 +176,6 @@ class MemoryGuard:
                 tell(f"{found}; going on: the last {self._stops} attempts were stopped for that already")
         is_worth = is_worth_it(self._stops, self._now() - self._started_seconds)
         return f"{REASON}{found}" if is_worth else None
-
-
-def check_policy(policy: MemoryGuardPolicy) -> MemoryGuardPolicy:
-    """Return `policy`. Raises UsageError if it is none."""
-    if policy not in get_args(MemoryGuardPolicy):
-        raise UsageError(
-            f"Run: expected memory_guard to be one of {get_args(MemoryGuardPolicy)}, found {policy!r}",
-            hint="'auto' stops with the state saved before memory runs out, where a supervisor restarts it",
-        )
-    return policy
 
 
 def _memories() -> list[Memory]:

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from unbroken.checkpoint.retention import KeepBest, KeepLast, RetentionPolicy
-from unbroken.errors import UnbrokenError, UsageError
+from unbroken.checkpoint.retention import KeepLast, RetentionPolicy
+from unbroken.errors import UsageError
 from unbroken.rundir.rehearsal import planned
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Horizon, StateHandler
-from unbroken.training.arguments import choices, encoded_metrics, numbers, plain, policies, run_directory
-from unbroken.training.attempt import Attempt, say_refused
+from unbroken.training.arguments import (
+    checked,
+    choices,
+    encoded_metrics,
+    numbers,
+    plain,
+    policies,
+    run_directory,
+)
+from unbroken.training.assembly import assemble
 from unbroken.training.beginning import begin
-from unbroken.training.boundary import Boundary
-from unbroken.training.ending import Ending
-from unbroken.training.environment import environment
 from unbroken.training.exit_codes import install_exit_codes
-from unbroken.training.full_disk import FullDisk, FullDiskPolicy
-from unbroken.training.memory_guard import MemoryGuard, MemoryGuardPolicy, check_policy
-from unbroken.training.micro_batches import MicroBatches
-from unbroken.training.parts import Parts
-from unbroken.training.position import Position
-from unbroken.training.preemption import Requests, StopRequested
-from unbroken.training.pulse import Pulse
-from unbroken.training.rehearsing import AtSteps, rehearsal
+from unbroken.training.full_disk import FullDiskPolicy
+from unbroken.training.health.policy import Health
+from unbroken.training.memory_guard import MemoryGuardPolicy
+from unbroken.training.preemption import StopRequested
+from unbroken.training.rehearsing import AtSteps
 from unbroken.training.replay import Batches, Randomness
 from unbroken.training.report import RestoreReport
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
-from unbroken.training.saver import Saver
-from unbroken.training.saves import Saves
-from unbroken.training.unkept import UnkeptWatch
-from unbroken.training.whole_state import WholeState
+from unbroken.training.settings import Settings, VerifyPolicy
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
 DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
+_FULL_DISK_HINT = "'pause' waits until there is space again and then goes on by itself"
+_MEMORY_GUARD_HINT = "'auto' stops with the state saved before memory runs out, under a supervisor"
+_VERIFY_HINT = "'sampled' reads some tensors of each new checkpoint back, 'always' all of it"
 
 
 class Run:
@@ -94,6 +96,9 @@ class Run:
         full_disk: FullDiskPolicy = "pause",
         memory_budget_bytes: int | None = None,
         memory_guard: MemoryGuardPolicy = "auto",
+        health: Health | None = None,
+        validate: Callable[[], object] | None = None,
+        verify: VerifyPolicy = "off",
         handlers: Sequence[StateHandler] = (),
         rename: Mapping[Any, str] | None = None,
         allow: Sequence[str] = (),
@@ -106,96 +111,60 @@ class Run:
         **parts: Any,
     ) -> None:
         install_exit_codes()
-        self._plan = plan = planned()
+        plan = planned()
         if plan is not None:
             # What is rehearsed is the loop; when to save, and where, is of the plan.
             save, keep, snapshot, resume = [AtSteps(plan.save_at)], [], [], "auto"
         self.directory = run_directory(directory)
-        self._save_policies = policies("save", save)
-        self._snapshot_policies = policies("snapshot", snapshot)
-        self._in_background = background
-        self._memory_budget_bytes = memory_budget_bytes
-        self._memory_guard = check_policy(memory_guard if plan is None else "off")
-        self._full_disk = FullDisk(
-            full_disk,
-            beat=self._beat,
-            is_asked_to_stop=lambda: self._requests.stop_reason() is not None,
-        )
-        self._keep, self._resume = policies("keep", keep), resume
-        self._config = plain(config, "config")
-        self._values, self._handlers = parts, tuple(handlers)
-        self._choices = choices(
-            parts,
-            rename=rename,
-            allow=allow,
-            cast=cast,
-            fresh=fresh,
-            override=override,
-            horizon=horizon,
-            non_persistent=non_persistent,
-            non_finite=non_finite,
+        self._settings = Settings(
+            directory=self.directory,
+            save=policies("save", save),
+            keep=policies("keep", keep),
+            snapshot=policies("snapshot", snapshot),
+            resume=resume,
+            config=plain(config, "config"),
+            background=background,
+            full_disk=checked("full_disk", full_disk, FullDiskPolicy, hint=_FULL_DISK_HINT),
+            memory_budget_bytes=memory_budget_bytes,
+            memory_guard=checked(
+                "memory_guard",
+                memory_guard if plan is None else "off",
+                MemoryGuardPolicy,
+                hint=_MEMORY_GUARD_HINT,
+            ),
+            health=health if plan is None else Health(action="off"),
+            validate=validate if plan is None else None,
+            verify=checked("verify", verify, VerifyPolicy, hint=_VERIFY_HINT),
+            handlers=tuple(handlers),
+            choices=choices(
+                parts,
+                rename=rename,
+                allow=allow,
+                cast=cast,
+                fresh=fresh,
+                override=override,
+                horizon=horizon,
+                non_persistent=non_persistent,
+                non_finite=non_finite,
+            ),
+            values=parts,
+            plan=plan,
         )
         self._entered = self._epochs_begun = False
 
     def __enter__(self) -> Self:
         self._process_id = os.getpid()
-        try:
-            parts = Parts(self._values, self._handlers, self._choices)
-            self._position = Position(parts)
-            self._attempt = Attempt(self.directory)
-        except UnbrokenError as error:
-            say_refused(self.directory, error)
-            raise
-        self._state = WholeState(
-            parts=parts,
-            position=self._position,
-            run_id=self._attempt.run.run_id,
-            attempt=self._attempt.number,
-            config=self._config,
-            environment={name: plain(value, f"environment/{name}") for name, value in environment().items()},
+        built = assemble(self._settings)
+        self._attempt, self._state, self._position = built.attempt, built.state, built.state.position
+        self._saver, self._saves, self._ending, self._pulse = (
+            built.saver,
+            built.saves,
+            built.ending,
+            built.pulse,
         )
-        self._saver = Saver(
-            self.directory,
-            self._attempt,
-            keep=self._keep,
-            keeps_snapshots=bool(self._snapshot_policies),
-            full_disk=self._full_disk,
-            memory_budget_bytes=self._memory_budget_bytes,
-        )
-        self._pulse = Pulse(self._attempt.heartbeat, self._state, self._saver)
-        self._saves = Saves(
-            self._saver,
-            self._state.captured,
-            policies=self._save_policies,
-            snapshots=self._snapshot_policies,
-            in_background=self._in_background,
-            pulse=self._pulse,
-        )
-        self._ending = Ending(
-            attempt=self._attempt,
-            state=self._state,
-            saver=self._saver,
-            saves=self._saves,
-            full_disk=self._full_disk,
-            beat=self._pulse.beat,
-        )
-        self._rehearsal = rehearsal(self._plan, self._state, self._saver)
-        self._unkept = UnkeptWatch(self._values, parts)
-        heartbeat, directory = self._attempt.heartbeat, self._attempt.directory
-        guard = MemoryGuard(self._memory_guard, directory, save_seconds=lambda: heartbeat.save_seconds)
-        self._requests = Requests(self.directory, guard)
-        self._boundary = self._position.loop = Boundary(
-            state=self._state,
-            saves=self._saves,
-            ending=self._ending,
-            requests=self._requests,
-            rehearsal=self._rehearsal,
-            unkept=self._unkept,
-            pulse=self._pulse,
-            best_of={policy.metric for policy in self._keep if isinstance(policy, KeepBest)},
-            copies=self._plan is None,
-        )
-        self._micro_batches = MicroBatches(directory)
+        self._full_disk, self._requests, self._rehearsal = built.full_disk, built.requests, built.rehearsal
+        self._unkept, self._boundary, self._health = built.unkept, built.boundary, built.health
+        self._micro_batches = built.micro_batches
         try:
             self._begin()
             self._rehearsal.about_to_begin()
@@ -305,6 +274,7 @@ class Run:
         self._state.step += 1
         self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
+        self._health.step(self._state.step, values)
         self._pulse.step()
         self._unkept.check()
         self._boundary.step()
@@ -327,7 +297,7 @@ class Run:
     def save(self) -> None:
         """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
-        self._saves.wanted = self._plan is None
+        self._saves.wanted = self._settings.plan is None
         self._boundary.when_whole()
 
     @contextmanager
@@ -349,8 +319,8 @@ class Run:
             self._attempt,
             self._state,
             self._saver,
-            wanted=self._resume,
-            non_finite=self._choices.non_finite,
+            wanted=self._settings.resume,
+            non_finite=self._settings.choices.non_finite,
         )
         self._saves.taken(*self._state.progress())
         tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
@@ -361,9 +331,6 @@ class Run:
     def _log(self, kind: str, **fields: Any) -> None:
         step, journal = self.step_count, self._attempt.journal
         self._full_disk.write(lambda: journal.append(kind, step=step, **fields), "the journal")
-
-    def _beat(self, phase: str) -> None:
-        self._pulse.beat(phase)
 
     def _close(self) -> None:
         try:

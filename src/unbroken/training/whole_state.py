@@ -13,6 +13,7 @@ from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.state.table import TensorTable
 from unbroken.state.tree import Decoder, Encoder, Json
+from unbroken.training.health.watch import HealthWatch
 from unbroken.training.parts import Parts
 from unbroken.training.position import Position
 from unbroken.training.restored import Restored
@@ -24,11 +25,13 @@ class WholeState:
 
     parts: Parts
     position: Position
+    health: HealthWatch
     run_id: str
     attempt: int
     config: Json
     environment: Mapping[str, Any]
     step: int = 0
+    rollbacks: int = 0
     metrics: dict[str, Json] = field(default_factory=dict)
 
     def captured(self) -> tuple[Description, TensorTable]:
@@ -55,6 +58,8 @@ class WholeState:
             config=self.config,
             environment=dict(self.environment),
             choices=self.parts.choices_made,
+            rollbacks=self.rollbacks,
+            health=self.health.state(),
         )
         return description, table
 
@@ -68,6 +73,7 @@ class WholeState:
         self.position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
         self.position.begins_inside_step = restored.inside_step
         self.step, self.metrics = manifest.step, dict(manifest.metrics)
+        self.health.restore(manifest.health)
         return restored
 
     def is_as_in(self, manifest: Manifest) -> bool:

@@ -1,0 +1,127 @@
+"""What a run consists of in this process, put together from what the script has said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unbroken.checkpoint.retention import KeepBest
+from unbroken.errors import UnbrokenError
+from unbroken.training.arguments import plain
+from unbroken.training.attempt import Attempt, say_refused
+from unbroken.training.boundary import Boundary
+from unbroken.training.ending import Ending
+from unbroken.training.environment import environment
+from unbroken.training.full_disk import FullDisk
+from unbroken.training.health.policy import Health
+from unbroken.training.health.watch import HealthWatch
+from unbroken.training.memory_guard import MemoryGuard
+from unbroken.training.micro_batches import MicroBatches
+from unbroken.training.parts import Parts
+from unbroken.training.position import Position
+from unbroken.training.preemption import Requests
+from unbroken.training.pulse import Pulse
+from unbroken.training.rehearsing import Rehearsal, rehearsal
+from unbroken.training.saver import Saver
+from unbroken.training.saves import Saves
+from unbroken.training.settings import Settings
+from unbroken.training.unkept import UnkeptWatch
+from unbroken.training.whole_state import WholeState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """The pieces of a run that was entered."""
+
+    attempt: Attempt
+    state: WholeState
+    saver: Saver
+    saves: Saves
+    ending: Ending
+    pulse: Pulse
+    full_disk: FullDisk
+    rehearsal: Rehearsal
+    unkept: UnkeptWatch
+    requests: Requests
+    health: HealthWatch
+    boundary: Boundary
+    micro_batches: MicroBatches
+
+
+def assemble(settings: Settings) -> Assembly:
+    """Open the run for writing and return its pieces.
+
+    Raises UsageError, UnsupportedStateError, NotARunError, RunBusyError and StorageError.
+    """
+    try:
+        parts = Parts(settings.values, settings.handlers, settings.choices)
+        position = Position(parts)
+        attempt = Attempt(settings.directory)
+    except UnbrokenError as error:
+        say_refused(settings.directory, error)
+        raise
+    heartbeat = attempt.heartbeat
+    guard = MemoryGuard(settings.memory_guard, attempt.directory, save_seconds=lambda: heartbeat.save_seconds)
+    requests = Requests(settings.directory, guard)
+    full_disk = FullDisk(
+        settings.full_disk,
+        beat=lambda phase: pulse.beat(phase),  # noqa: PLW0108 - it is made further below
+        is_asked_to_stop=lambda: requests.stop_reason() is not None,
+    )
+    saver = Saver(
+        settings.directory,
+        attempt,
+        keep=settings.keep,
+        keeps_snapshots=bool(settings.snapshot),
+        full_disk=full_disk,
+        memory_budget_bytes=settings.memory_budget_bytes,
+    )
+    health = HealthWatch(settings.health or Health(action="warn"))
+    state = WholeState(
+        parts=parts,
+        position=position,
+        health=health,
+        run_id=attempt.run.run_id,
+        attempt=attempt.number,
+        config=settings.config,
+        environment={name: plain(value, f"environment/{name}") for name, value in environment().items()},
+    )
+    pulse = Pulse(heartbeat, state, saver)
+    saves = Saves(
+        saver,
+        state.captured,
+        policies=settings.save,
+        snapshots=settings.snapshot,
+        in_background=settings.background,
+        pulse=pulse,
+    )
+    ending = Ending(
+        attempt=attempt, state=state, saver=saver, saves=saves, full_disk=full_disk, beat=pulse.beat
+    )
+    rehearsing = rehearsal(settings.plan, state, saver)
+    unkept = UnkeptWatch(settings.values, parts)
+    boundary = position.loop = Boundary(
+        state=state,
+        saves=saves,
+        ending=ending,
+        requests=requests,
+        rehearsal=rehearsing,
+        unkept=unkept,
+        pulse=pulse,
+        best_of={policy.metric for policy in settings.keep if isinstance(policy, KeepBest)},
+        copies=settings.plan is None,
+    )
+    return Assembly(
+        attempt=attempt,
+        state=state,
+        saver=saver,
+        saves=saves,
+        ending=ending,
+        pulse=pulse,
+        full_disk=full_disk,
+        rehearsal=rehearsing,
+        unkept=unkept,
+        requests=requests,
+        health=health,
+        boundary=boundary,
+        micro_batches=MicroBatches(attempt.directory),
+    )
