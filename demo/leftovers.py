@@ -20,6 +20,8 @@ _ATTEMPT_FILES = (
     layout.output_times(_OUTPUT).name,
     layout.STACKS,
     layout.HEARTBEAT,
+    layout.ALARMS_FILE,
+    layout.SAVE_INTERVAL_FILE,
     layout.LAST_WORDS,
     layout.EXIT_FILE,
     layout.VERDICT_FILE,
@@ -35,6 +37,8 @@ _RUN_FILES = (
     layout.RESOURCES_FILE,
     layout.RESOURCES_HISTORY_FILE,
     layout.PACE_FILE,
+    layout.ROLLBACKS_FILE,
+    layout.ALARMED_RESUMES_FILE,
     layout.JOURNAL_FILE,
     layout.LATEST_LINK,
 )

@@ -33,7 +33,7 @@ _EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 _EPOCHS = {"digits": 12, "characters": 5}
 _SAVE_EVERY = 20
 _TRAINING_SECONDS = 150.0
-_COMMAND_SECONDS = 30.0
+_COMMAND_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

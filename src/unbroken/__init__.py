@@ -21,6 +21,7 @@ _HOMES = {
     "EverySteps": "unbroken.training.save_policy",
     "EveryEpochs": "unbroken.training.save_policy",
     "EveryMinutes": "unbroken.training.save_policy",
+    "Health": "unbroken.training.health.policy",
     "KeepLast": "unbroken.checkpoint.retention",
     "KeepBest": "unbroken.checkpoint.retention",
     "KeepDaily": "unbroken.checkpoint.retention",
@@ -31,6 +32,7 @@ _HOMES = {
     "StateHandler": "unbroken.state.handlers",
     "UnbrokenError": "unbroken.errors",
     "warm_start": "unbroken.training.warm_start",
+    "watch": "unbroken.serving.watch",
 }
 
 __all__ = [  # the public surface; a test pins it
@@ -39,6 +41,7 @@ __all__ = [  # the public surface; a test pins it
     "EveryEpochs",
     "EveryMinutes",
     "EverySteps",
+    "Health",
     "KeepBest",
     "KeepDaily",
     "KeepEverySteps",
@@ -50,6 +53,7 @@ __all__ = [  # the public surface; a test pins it
     "UnbrokenError",
     "__version__",
     "warm_start",
+    "watch",
 ]
 
 if TYPE_CHECKING:
@@ -57,8 +61,10 @@ if TYPE_CHECKING:
     from unbroken.checkpoint.store import CheckpointStore
     from unbroken.errors import UnbrokenError
     from unbroken.frameworks.torch.elastic_sampler import ElasticSampler
+    from unbroken.serving.watch import watch
     from unbroken.state.handlers import StateHandler
     from unbroken.storage.base import Storage
+    from unbroken.training.health.policy import Health
     from unbroken.training.run import Run
     from unbroken.training.save_policy import EveryEpochs, EveryMinutes, EverySteps
     from unbroken.training.warm_start import warm_start

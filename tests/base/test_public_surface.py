@@ -14,6 +14,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "EveryEpochs",
         "EveryMinutes",
         "EverySteps",
+        "Health",
         "KeepBest",
         "KeepDaily",
         "KeepEverySteps",
@@ -25,6 +26,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "UnbrokenError",
         "__version__",
         "warm_start",
+        "watch",
     ]
     for name in unbroken.__all__:
         assert getattr(unbroken, name) is not None

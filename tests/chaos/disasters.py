@@ -31,7 +31,8 @@ from unbroken.supervisor.launch import launch
 from unbroken.supervisor.plan import Plan
 launch(Plan.from_json(json.loads(sys.argv[1])))
 """
-_PATIENCE_SECONDS = 60.0
+# Only what never comes is a failure: a machine that does much else may take its time.
+_PATIENCE_SECONDS = 300.0
 
 
 @dataclass(kw_only=True)
@@ -55,6 +56,7 @@ class World:
         return read_heartbeat(layout.attempt_directory(self.directory, self.attempt()) / layout.HEARTBEAT)
 
     def trainer(self) -> int:
+        self.until(self.beat, "a beat of the trainer")
         beat = self.beat()
         assert beat is not None
         return beat.process_id

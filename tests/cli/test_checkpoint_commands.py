@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.checkpoint.digest import seal
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.cli.main import main
 from unbroken.rundir.identity import open_run
+from unbroken.rundir.rollbacks import Rollback, add_rollback
 
 from ..checkpoint.states import snapshot_at
 
@@ -162,3 +164,95 @@ def test_the_looking_commands_load_no_framework(run: Path) -> None:
             f"sys.exit(any(name in sys.modules for name in {heavy!r}))"
         )
         subprocess.run([sys.executable, "-c", code, command, str(run)], check=True, capture_output=True)
+
+
+def marked(run: Path) -> None:
+    """Three more: one that is pinned, one that is not finite, one that failed its validation."""
+    store = CheckpointStore(run)
+    for step, changes in (
+        (20, {}),
+        (21, {"non_finite": {"model/weight": 3}}),
+        (22, {"validation": {"passed": False, "reason": "loss 9.5"}}),
+        (23, {"validation": {"passed": True, "reason": ""}}),
+    ):
+        name = store.save(snapshot_at(step)).name
+        tree = run / "checkpoints" / name
+        manifest = {**json.loads((tree / "manifest.json").read_bytes()), **changes}
+        data = json.dumps(manifest).encode()
+        (tree / "manifest.json").write_bytes(data)
+        (tree / "manifest.digest").write_text(f"{seal(data)}  manifest.json\n")
+    assert main(["pin", str(run), "step-00000020"]) == 0
+
+
+def test_ls_shows_what_is_pinned_and_what_nothing_goes_on_from(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked(run)
+    _, out, err = call(capsys, "ls", str(run))
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    marks = {step: lines[f"step-000000{step}"] for step in (12, 20, 21, 22, 23)}
+    found = {
+        step: [mark for mark in ("pinned", "not finite", "not validated") if mark in marks[step]]
+        for step in marks
+    }
+    assert found == {12: [], 20: ["pinned"], 21: ["not finite"], 22: ["not validated"], 23: []}
+    assert "step-00000022: loss 9.5" in err
+    rows = {row["step"]: row for row in json.loads(call(capsys, "ls", str(run), "--json")[1])}
+    assert [step for step in rows if rows[step]["pinned"]] == [20]
+    assert rows[21]["non_finite"] == {"model/weight": 3}
+    assert rows[22]["validation"] == {"passed": False, "reason": "loss 9.5"}
+    assert (rows[12]["validation"], rows[23]["validation"]["passed"]) == (None, True)
+
+
+def test_ls_marks_what_a_roll_back_tainted_before_it_is_set_aside(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollback = Rollback(
+        decided_by="health", reason="the loss is NaN", attempt=1, found_step=14, trusted_step=8
+    )
+    add_rollback(run, rollback)
+    _, out, err = call(capsys, "ls", str(run))
+    assert ["tainted" in line for line in out.splitlines()[1:]] == [False, True]
+    assert "step-00000012: tainted: the run went back to step 8, the loss is NaN" in err
+    rows = json.loads(call(capsys, "ls", str(run), "--json")[1])
+    assert [bool(row["tainted"]) for row in rows] == [False, True]
+
+    (run / "rollbacks.json").write_text("[")
+    _, out, err = call(capsys, "ls", str(run))
+    assert len(out.splitlines()) == 3
+    assert "what is tainted is not known" in err
+    assert [row["tainted"] for row in json.loads(call(capsys, "ls", str(run), "--json")[1])] == [None, None]
+
+
+def test_ls_reads_integers_of_any_size_among_the_metrics(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As releases before wrote them.
+    metrics = {"flops": {"$int": str(10**21)}, "tokens": {"$int": str(-(10**400))}}
+    CheckpointStore(run).save(snapshot_at(20, metrics=metrics))
+    row = json.loads(call(capsys, "ls", str(run), "--json")[1])[-1]
+    assert (row["problem"], row["metrics"]) == (None, {"flops": 1e21, "tokens": "-inf"})
+
+
+def test_ls_lists_checkpoints_also_when_the_pins_cannot_be_read(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "pins.json").write_text("{")
+    code, out, err = call(capsys, "ls", str(run))
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert "what is pinned cannot be read" in err
+    assert [row["pinned"] for row in json.loads(call(capsys, "ls", str(run), "--json")[1])] == [None, None]
+
+
+def test_inspect_and_doctor_say_that_nothing_goes_on_from_a_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked(run)
+    assert "not validated: loss 9.5: no run goes on" in call(capsys, "inspect", str(run), "step-00000022")[1]
+    assert (
+        "not finite: NaN or infinity in model.weight" in call(capsys, "inspect", str(run), "step-00000021")[1]
+    )
+    assert "validation passed" in call(capsys, "inspect", str(run), "step-00000023")[1]
+    code, out, _ = call(capsys, "doctor", f"{run}:step-00000022", "--json")
+    errors = [advice for advice in json.loads(out)["advice"] if "validation" in advice["text"]]
+    assert (code, [advice["evidence"] for advice in errors]) == (1, ["loss 9.5"])

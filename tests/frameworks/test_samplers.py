@@ -262,10 +262,10 @@ def test_the_ledger_of_a_run_stopped_anywhere_is_that_of_the_plain_loader(kind: 
     "kind",
     [
         "random by a generator",
-        "weighted",
+        pytest.param("weighted", marks=pytest.mark.chaos),
         "distributed",
-        "elastic",
-        "counts its epochs",
+        pytest.param("elastic", marks=pytest.mark.chaos),
+        pytest.param("counts its epochs", marks=pytest.mark.chaos),
         "batches that count",
     ],
 )

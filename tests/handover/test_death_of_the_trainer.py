@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import StaleWriterError
 from unbroken.rundir import layout
 from unbroken.rundir.files import write_json
@@ -55,6 +56,21 @@ class TestAfterTheDeathOfTheTrainer:
         ends(tmp_path, work, -signal.SIGKILL)
         assert wait_for(writer_of(tmp_path)) == 0
         check_saved(tmp_path, 5)
+
+    def test_what_was_damaged_as_it_was_written_is_written_again(self, tmp_path: Path) -> None:
+        """The trainer, who would have set it aside and asked for that, has died meanwhile."""
+
+        def work(at: Work) -> None:
+            name = at.commit(5)
+            shard = next((tmp_path / "checkpoints" / name).glob("*.safetensors"))
+            shard.write_bytes(shard.read_bytes()[:-1])
+            assert at.writer.damage(name, sampled=True)
+            die(segfault=False)
+
+        ends(tmp_path, work, -signal.SIGKILL)
+        assert wait_for(writer_of(tmp_path)) == 0
+        assert names(tmp_path) == ["step-00000005", "step-00000005.1"]
+        assert CheckpointStore(tmp_path).is_intact("step-00000005.1")
 
     @pytest.mark.parametrize("steps", [0, 1])
     def test_with_nothing_left_to_write_it_ends_and_writes_nothing(self, tmp_path: Path, steps: int) -> None:

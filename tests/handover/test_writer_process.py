@@ -45,6 +45,24 @@ class TestServing:
         assert not store.is_intact("step-00000007")
         check_saved(tmp_path, 8)
 
+    def test_what_was_damaged_on_the_disk_is_told_and_shared_with_nothing(self, tmp_path: Path) -> None:
+        def work(at: Work) -> None:
+            for step, sampled in ((1, False), (2, True)):
+                name = at.writer.commit(at.fill(step, state={**state_at(9), "n": {"step": step}})).name
+                assert at.writer.damage(name, sampled=sampled) == ""
+                # Of so few tensors a sample has nearly all, of this shard at any rate the large one.
+                shard = next((tmp_path / "checkpoints" / name).glob("model*"))
+                data = bytearray(shard.read_bytes())
+                data[5000] ^= 1
+                shard.unlink()
+                shard.write_bytes(data)
+                assert "model/weight" in at.writer.damage(name, sampled=sampled)
+            at.writer.commit(at.fill(3, state=state_at(9)))
+            at.close()
+
+        ends(tmp_path, work)
+        assert CheckpointStore(tmp_path).is_intact("step-00000003")
+
     def test_an_orderly_end_leaves_no_process_and_commits_nothing_more(self, tmp_path: Path) -> None:
         def work(at: Work) -> None:
             at.commit(1)

@@ -23,7 +23,7 @@ from unbroken.supervisor.adoption import find, is_to_go_on
 from unbroken.supervisor.history import Past, ended_from_json, ended_to_json, past_of
 from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.launch import supervisor_command
-from unbroken.supervisor.restart_policy import Ended
+from unbroken.supervisor.restart_policy import Decision, Ended
 from unbroken.supervisor.states import Snapshot, read_state, write_state
 from unbroken.supervisor.survivors import refuse_beside_survivors
 
@@ -238,6 +238,16 @@ def test_the_journal_tells_where_the_last_supervisor_was() -> None:
     waiting = past_of([began, first, over, decided])
     assert (len(waiting.ended), waiting.next_start) == (1, 9.0)
     assert waiting.ended[0].checkpoint == "step-00000003"
+    assert not waiting.ended[0].rolled_back
+    back = {**decided, "action": "roll-back", "reason": "rolled back", "back_to": "step-00000002"}
+    rolled_back = past_of([began, first, over, back])
+    assert (rolled_back.ended[0].rolled_back, rolled_back.ended[0].went_back) == (True, True)
+    assert rolled_back.decision == Decision(action="roll-back", reason="rolled back", back_to="step-00000002")
+    # Whoever took over in the pause said it once more; an older release said that it restarts.
+    for said in (back, {**back, "action": "restart", "back_to": None}):
+        (ended_once,) = past_of([began, first, over, back, {"kind": "run-revived"}, said]).ended
+        assert (ended_once.rolled_back, ended_once.went_back) == (True, True)
+    assert past_of([began, first, over, back, first]).decision is None
     assert past_of([began, first, over, finished]).ended_as == "held"
     assert past_of([began, first, over, finished, {"kind": "run-revived"}]).ended_as is None
     assert past_of([began, first, over, began]) == Past(first_checkpoint="step-00000001", last_attempt=4)

@@ -22,6 +22,7 @@ FIELDS = {
     *("process_id", "step", "phase", "beat_age_seconds", "checkpoint", "outcome", "evidence", "hint"),
     *("started", "changed", "next_start", "deadline", "host", "supervisor_process_id"),
     *("goal_step", "resources", "totals", "gpus"),
+    *("save_interval", "alarm", "resume_certificate"),
 }
 
 

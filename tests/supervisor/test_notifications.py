@@ -207,7 +207,14 @@ HANG = {"silent_seconds": 840.0, "limit_seconds": 600.0, "phase": "training", "s
         ("decision", {"action": "restart", "reason": "r", "hint": ""}, "memory", "restart-after-oom"),
         ("decision", {"action": "restart", "reason": "r", "hint": ""}, "device-memory", "restart-after-oom"),
         ("decision", {"action": "restart", "reason": "r", "hint": ""}, "network", None),
-        ("decision", {"action": "roll-back", "reason": "r", "hint": ""}, "", "rollback"),
+        (
+            "decision",
+            {"action": "roll-back", "reason": "r", "hint": "", "back_to": "step-00000004"},
+            "",
+            "rollback",
+        ),
+        # What training has decided by itself is told by its alarm.
+        ("decision", {"action": "roll-back", "reason": "r", "hint": "", "back_to": None}, "", None),
         ("saves-missed", {"reason": "r"}, "", "saves-missed"),
         ("hang-suspected", HANG, "", "hang-suspected"),
         ("stop-requested", {"reason": "preemption: Slurm", "is_preemption": True}, "", "preemption"),
@@ -216,6 +223,9 @@ HANG = {"silent_seconds": 840.0, "limit_seconds": 600.0, "phase": "training", "s
         ("preemption", {"who": "aws", "what": "terminate"}, "", None),
         ("alarm", {"alarm": "disk", "text": "t", "hint": "h"}, "", "disk-alarm"),
         ("alarm", {"alarm": "loader", "text": "t", "hint": "h"}, "", None),
+        ("alarm", {"alarm": "spike", "source": "training", "text": "t", "hint": "h"}, "", "training-alarm"),
+        ("alarm", {"alarm": "roll-back", "source": "training", "text": "t", "hint": ""}, "", "rollback"),
+        ("alarm", {"alarm": "over", "source": "training", "text": "t", "hint": ""}, "", None),
         ("attempt-started", {}, "", None),
     ],
 )

@@ -440,3 +440,20 @@ def test_whatever_it_ended_with_the_supervisors_own_doing_is_told_once(status: E
     facts = Facts(ended_because="its time to save and stop was over", is_stop_asked=True)
     evidence = judge(status, words("running"), facts).evidence
     assert evidence.count("ended by its supervisor: its time to save and stop was over") == 1
+
+
+def test_a_run_that_stops_to_go_back_says_where_to_and_why() -> None:
+    said = words("stopped", kind="roll-back", reason="rolled back to step-00000004: loss 812.4", hint="look")
+    verdict = judge(CODE(code=75), said, Facts())
+    assert (verdict.outcome, verdict.kind, verdict.is_saved) == ("stopped", "roll-back", True)
+    assert verdict.message == "rolled back to step-00000004: loss 812.4"
+    assert "goes on from an earlier checkpoint: rolled back to step-00000004" in verdict.evidence[0]
+
+
+def test_a_run_that_is_not_well_is_refused_a_restart_in_its_own_words() -> None:
+    said = words(
+        "failed", kind="unhealthy", exit_code=78, message="step 9: loss 812.4", hint="look at step 9"
+    )
+    verdict = judge(CODE(code=78), said, Facts())
+    assert (verdict.outcome, verdict.kind, verdict.hint) == ("refused", "unhealthy", "look at step 9")
+    assert "the run said, at step 7: unhealthy: step 9: loss 812.4" in verdict.evidence[0]

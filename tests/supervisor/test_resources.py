@@ -274,6 +274,18 @@ def test_a_new_process_in_an_attempt_begins_its_own_pace(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_processes")
+def test_the_pace_of_a_run_that_was_rolled_back_is_that_since(tmp_path: Path) -> None:
+    watcher = cheap(started(tmp_path), Resources(tmp_path, made_records(tmp_path)))
+    for second in range(0, 100, 5):
+        watcher.look(look(second, beat(second * 10)))
+    for second in range(100, 130, 5):
+        watcher.look(look(second, beat(second * 2)))
+    seen = read_reading(tmp_path)
+    assert seen is not None
+    assert seen.steps_per_second == pytest.approx(2)
+
+
+@pytest.mark.usefixtures("no_processes")
 def test_memory_that_keeps_growing_is_an_alarm_before_it_is_used_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

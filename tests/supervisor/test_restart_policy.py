@@ -29,6 +29,8 @@ def ended(
     hint: str = "",
     exit_code: int = 0,
     step: int | None = None,
+    went_back: bool = False,
+    rolled_back: bool = False,
 ) -> Ended:
     return Ended(
         verdict=Verdict(
@@ -48,6 +50,8 @@ def ended(
         made_step=made_step,
         checkpoint=checkpoint,
         step=step,
+        went_back=went_back,
+        rolled_back=rolled_back,
     )
 
 

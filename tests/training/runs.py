@@ -11,6 +11,7 @@ import unbroken
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir import layout
 from unbroken.rundir.last_words import LastWords, read_last_words
+from unbroken.testing.faults import SystemCall
 
 
 def steps(run: unbroken.Run, count: int) -> None:
@@ -30,6 +31,15 @@ def words_of(directory: Path) -> LastWords:
 
 def tree_of(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def is_commit(call: SystemCall) -> bool:
+    """Tell whether `call` makes a checkpoint what it is."""
+    if call.name != "rename":
+        return False
+    # What is deleted is renamed there, too, and quarantine has the same names.
+    target = Path(call.arguments[1])
+    return target.parent.name == "checkpoints" and layout.parse_checkpoint_name(target.name) is not None
 
 
 def flip(path: Path, offset: int = -1) -> None:

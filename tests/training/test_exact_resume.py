@@ -30,7 +30,9 @@ def reference(
 
 # An epoch has 7 steps; saved every 3. The last batch of an epoch, its end, and the first of the next are
 # among the points, and several kills in one epoch.
-@pytest.mark.parametrize("kills", [(5, 6, 15), (8, 9), (12, 14, 21)], ids=str)
+@pytest.mark.parametrize(
+    "kills", [(5, 6, 15), pytest.param((8, 9), marks=pytest.mark.chaos), (12, 14, 21)], ids=str
+)
 def test_a_run_that_is_killed_again_and_again_is_equal_bit_for_bit(
     reference: tuple[Path, list[str]], tmp_path: Path, kills: tuple[int, ...]
 ) -> None:

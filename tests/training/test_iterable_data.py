@@ -44,7 +44,7 @@ SCRIPT = Path(__file__).with_name("stream_script.py")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-@pytest.mark.parametrize(("build", "stops"), some({kind.__name__: kind for kind in KINDS}, STOPS, one_in=3))
+@pytest.mark.parametrize(("build", "stops"), some({kind.__name__: kind for kind in KINDS}, STOPS, one_in=5))
 def test_every_item_comes_once_and_in_its_order(
     tmp_path: Path, build: Callable[[], Any], stops: tuple[int, ...]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 import unbroken
+from unbroken.checkpoint.highlights import plain_metrics
+from unbroken.checkpoint.store import CheckpointStore
+from unbroken.cli.main import main
 from unbroken.errors import UsageError
 from unbroken.rundir import control
 from unbroken.rundir.heartbeat import read_heartbeat
@@ -53,6 +57,21 @@ class TestBeginAndGoOn:
                 run.step(loss=torch.tensor(value, dtype=torch.float64, requires_grad=True), lr=0.5)
         found = [float(event["metrics"]["loss"]).hex() for event in step_events(tmp_path)]
         assert found == [value.hex() for value in values]
+
+    def test_a_counter_of_any_size_is_a_metric_that_saves_prunes_and_reports_as_any(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        directory, keep = tmp_path / "r", [unbroken.KeepLast(1), unbroken.KeepBest(1, "flops")]
+        for _ in range(2):
+            with unbroken.Run(directory, save=[unbroken.EverySteps(1)], keep=keep) as run:
+                for number in range(run.step_count + 1, run.step_count + 4):
+                    run.step(loss=-(10**400), flops=number * 10**21, tokens=2**53 + number, epoch=3)
+        assert (names(directory), run.step_count) == (["step-00000006"], 6)
+        last = {"loss": -math.inf, "flops": 6e21, "tokens": float(2**53 + 6), "epoch": 3}
+        assert step_events(directory)[-1]["metrics"] == {**last, "loss": "-inf"}
+        assert plain_metrics(CheckpointStore(directory).latest().manifest.metrics) == last
+        assert main(["report", str(directory), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["metrics"]["flops"]["last"] == [6, 6e21]
 
     @pytest.mark.parametrize("value", ["x", None, True, [1.0]])
     def test_a_metric_that_is_no_number_is_refused_by_name(self, tmp_path: Path, value: object) -> None:

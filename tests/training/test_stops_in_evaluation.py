@@ -227,6 +227,19 @@ def test_the_heartbeat_knows_how_many_steps_there_will_be(
     assert goals[3:] == [goal] * 9
 
 
+def test_a_run_that_is_done_has_no_step_to_go(tmp_path: Path) -> None:
+    goals = []
+    with unbroken.Run(tmp_path, save=[]) as run:
+        for epoch in run.epochs(2):
+            for _ in run.batches([[0, 1, 2], [0]][epoch]):
+                run.step()
+                goals.append(run._pulse._heartbeat.goal_step)
+    found = read_heartbeat(tmp_path / "attempts/0001/heartbeat")
+    assert found is not None
+    assert (found.phase, found.step, found.goal_step) == ("done", 4, 4)
+    assert goals[-1] > 4
+
+
 def test_the_heartbeat_shows_how_long_training_waits_for_its_data_and_for_a_save(tmp_path: Path) -> None:
     class Slow:
         def __iter__(self) -> Iterator[int]:

@@ -20,6 +20,7 @@ from unbroken.state.tensors import ITEM_BYTES, TensorSource, size_bytes
 from unbroken.storage.base import PAGE_BYTES
 
 _LENGTH = struct.Struct("<Q")
+_METADATA = "__metadata__"
 # The limit of the format's own reader: a longer header is an attack or damage.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -43,8 +44,10 @@ class ShardPlan:
     size_bytes: int
 
 
-def plan_shard(file: str, tensors: Mapping[str, TensorSource]) -> ShardPlan:
-    """Return the layout of the shard `file` that holds `tensors`."""
+def plan_shard(
+    file: str, tensors: Mapping[str, TensorSource], metadata: Mapping[str, str] | None = None
+) -> ShardPlan:
+    """Return the layout of the shard `file` that holds `tensors`; `metadata` is told in its header."""
     order = sorted(tensors, key=lambda path: (-ITEM_BYTES[tensors[path].dtype], path))
     entries: dict[str, dict[str, object]] = {}
     end = 0
@@ -52,7 +55,8 @@ def plan_shard(file: str, tensors: Mapping[str, TensorSource]) -> ShardPlan:
         tensor = tensors[path]
         begin, end = end, end + size_bytes(tensor.dtype, tensor.shape)
         entries[path] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    told = {_METADATA: dict(metadata)} if metadata else {}
+    text = json.dumps(told | entries, separators=(",", ":")).encode()
     start = -(-(_LENGTH.size + len(text)) // PAGE_BYTES) * PAGE_BYTES
     header = _LENGTH.pack(start - _LENGTH.size) + text.ljust(start - _LENGTH.size)
     return ShardPlan(file=file, header=header, placements=_placements(entries, start), size_bytes=start + end)
@@ -72,7 +76,7 @@ def parse_header(header: bytes | bytearray, where: str) -> dict[str, Placement]:
     """Return the placements in `header`, which is whole and begins with its length field."""
     try:
         entries = msgspec.json.decode(header[_LENGTH.size :])
-        entries.pop("__metadata__", None)
+        entries.pop(_METADATA, None)
         placements = _placements(entries, len(header))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(where, "a safetensors header", f"{type(error).__name__}: {error}") from error

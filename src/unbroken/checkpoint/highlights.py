@@ -10,9 +10,14 @@ from unbroken.state.paths import name_of
 
 def plain_metrics(encoded: Mapping[str, Any]) -> dict[str, float]:
     """Return the encoded metrics of a manifest as numbers, NaN and infinities among them."""
-    return {
-        name: float(value["$float"] if isinstance(value, dict) else value) for name, value in encoded.items()
-    }
+    return {name: _number(value) for name, value in encoded.items()}
+
+
+def _number(encoded: Any) -> float:
+    if isinstance(encoded, dict):
+        # Large integers, which manifests of earlier releases may hold, are kept as text, too.
+        return float(encoded["$int"] if "$int" in encoded else encoded["$float"])
+    return float(encoded)
 
 
 def non_finite_in_words(found: Mapping[str, int]) -> str:

@@ -48,7 +48,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     `epoch` counts from 0. `inside_epoch` tells whether the body of that epoch was left unfinished;
     if not, the epoch is the next one to begin. `loaders` is the tagged state of each data loader;
     `passes` lists, by index into it, the passes that the body of the epoch had begun, and `open` those
-    loaders whose last pass was not over.
+    loaders whose last pass was not over. `steps` tells which batches went into the last steps.
     """
 
     epoch: int
@@ -56,6 +56,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     loaders: Any
     passes: tuple[int, ...] = ()
     open: tuple[int, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, PartEntry]
     shards: dict[str, ShardEntry]
     tensors: dict[str, TensorEntry]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is known against going on from it: it is finite, and passed the user's check."""
+        return not self.non_finite and (self.validation is None or self.validation.passed)
 
     @property
     def size_bytes(self) -> int:

@@ -57,7 +57,7 @@ class Pruner:
             step=manifest.step,
             created=datetime.fromisoformat(manifest.created),
             metrics=plain_metrics(manifest.metrics),
-            is_finite=not manifest.non_finite,
+            is_good=manifest.is_good,
         )
         self._known[name] = _Known(manifest.run_id, facts)
 

@@ -15,21 +15,21 @@ from unbroken.errors import UsageError
 class CheckpointFacts:
     """What retention knows about a checkpoint; `created` is its time in UTC.
 
-    One that is not finite (NaN in trained parameters) is nothing to go on from.
+    One that is not good (NaN in trained parameters, or it failed the user's check) is nothing to go on from.
     """
 
     name: str
     step: int
     created: datetime
     metrics: dict[str, float] = field(default_factory=dict)
-    is_finite: bool = True
+    is_good: bool = True
 
 
 class RetentionPolicy(Protocol):
     """Names what it wants kept; what no policy of a run wants is pruned."""
 
     def keeps(self, checkpoints: Sequence[CheckpointFacts]) -> dict[str, str]:
-        """Return `name -> reason` for what to keep of `checkpoints`, which are oldest first."""
+        """Return `name -> reason` for what to keep of `checkpoints`, the good ones, oldest first."""
         ...
 
 
@@ -150,15 +150,19 @@ def plan_retention(
 ) -> RetentionPlan:
     """Return what to keep of `checkpoints` (oldest first) and what to prune, with reasons.
 
-    The newest checkpoint, the newest to go on from, and those in `protected` (`name -> reason`) stay,
-    whatever the policies say.
+    The newest checkpoint, the newest to go on from, the newest that is not good (as evidence), and those in
+    `protected` (`name -> reason`) stay, whatever the policies say. They are asked about the good ones alone,
+    if there are any: others would take the places of those that a run can go back to.
     """
     kept = dict(protected or {})
+    good = [found for found in checkpoints if found.is_good]
     if checkpoints:
         kept.setdefault(checkpoints[-1].name, "the newest")
-        kept.setdefault(newest_to_go_on_from(checkpoints).name, "the newest that is finite")
+        kept.setdefault(newest_to_go_on_from(checkpoints).name, "the newest to go on from")
+    for bad in [found for found in checkpoints if not found.is_good][-1:]:
+        kept.setdefault(bad.name, "the newest that is not good, as evidence")
     for policy in policies:
-        for name, reason in policy.keeps(checkpoints).items():
+        for name, reason in policy.keeps(good or checkpoints).items():
             kept.setdefault(name, reason)
     unwanted = "wanted by none of " + ", ".join(repr(policy) for policy in policies)
     names = [found.name for found in checkpoints]
@@ -169,8 +173,8 @@ def plan_retention(
 
 
 def newest_to_go_on_from(checkpoints: Sequence[CheckpointFacts]) -> CheckpointFacts:
-    """Return the newest of `checkpoints`, oldest first, that is finite, or of all if none is."""
-    return next((found for found in reversed(checkpoints) if found.is_finite), checkpoints[-1])
+    """Return the newest of `checkpoints`, oldest first, that is good, or of all if none is."""
+    return next((found for found in reversed(checkpoints) if found.is_good), checkpoints[-1])
 
 
 def _at_least_one(policy: str, count: int) -> None:

@@ -100,12 +100,12 @@ def given_aliases(table: TensorTable) -> dict[str, list[str]]:
 
 def unwatched(table: TensorTable) -> list[str]:
     """Return the paths of floating tensors that may be NaN or infinite without anything being wrong."""
-    trained, exempt = table.trained_parts, table.exempt
+    trained, sound, exempt = table.trained_parts, table.sound, table.exempt
     return [
         path
         for path, source in table.sources.items()
         if source.dtype in FLOATING
-        and (path in exempt or not (source.is_trained or part_of(path) in trained))
+        and (path in exempt or not (source.is_trained or part_of(path) in trained or path in sound))
     ]
 
 

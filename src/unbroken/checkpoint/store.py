@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.choosing import reason_against
 from unbroken.checkpoint.listing import list_names
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.pruning import Pruner
@@ -22,6 +23,7 @@ from unbroken.checkpoint.verify import Verification, verify_checkpoint
 from unbroken.checkpoint.writer import write_checkpoint
 from unbroken.errors import CheckpointNotFoundError, DamagedError, StorageError
 from unbroken.rundir import layout
+from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.state.tensors import HostTensor
 from unbroken.state.tree import Decoder
 from unbroken.storage.base import Storage
@@ -94,7 +96,7 @@ class CheckpointStore:
         return Checkpoint(self.storage, name, read_manifest(self.storage, f"{layout.CHECKPOINTS}/{name}"))
 
     def latest(self) -> Checkpoint:
-        """Return the newest checkpoint whose manifest is intact; it may be one that is not finite.
+        """Return the newest checkpoint whose manifest is intact; its `is_good` tells of flaws in the state.
 
         Raises CheckpointNotFoundError when there is none, DamagedError when all are damaged.
         """
@@ -191,11 +193,15 @@ class CheckpointStore:
 
 
 def newest_verified(directory: Path) -> str | None:
-    """Return the name of the newest checkpoint in `directory` that is finite, and intact to the last byte."""
-    store = CheckpointStore(directory)
+    """Return the name of the newest checkpoint in `directory` that is good, and intact to the last byte.
+
+    One that was given up in a roll-back is not. Raises StorageError, and DamagedError if it is not known what
+    was rolled back.
+    """
+    store, rollbacks = CheckpointStore(directory), read_rollbacks(directory)
     for name in reversed(store.names()):
         # First what costs little: a checkpoint that nothing resumes from need not be read.
         with suppress(DamagedError, CheckpointNotFoundError):
-            if not store.get(name).manifest.non_finite and store.is_intact(name):
+            if reason_against(store.get(name).manifest, rollbacks) is None and store.is_intact(name):
                 return name
     return None

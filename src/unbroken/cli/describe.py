@@ -13,7 +13,10 @@ from unbroken.rundir import layout
 from unbroken.rundir.files import read_json
 from unbroken.rundir.heartbeat import DISK_FULL, read_heartbeat
 from unbroken.rundir.identity import read_run
+from unbroken.rundir.journal import OVER
+from unbroken.rundir.newest_events import NewestEvents
 from unbroken.rundir.processes import ProcessIdentity, is_alive
+from unbroken.rundir.save_interval import read_save_interval
 from unbroken.supervisor.progress import newest_listed
 from unbroken.supervisor.resources.reading import read_reading
 from unbroken.supervisor.states import Snapshot, read_state
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 # What a run may lose its time by; see `supervisor.totals.Lost`.
 LOSSES = ("redoing", "pauses", "starting", "ending")
 _AT_WORK = ("running", "stopping")
+_ALARMS_BYTES = 1 << 16
 _LIVE = (*_AT_WORK, "starting", "backing-off")
 
 
@@ -42,6 +46,9 @@ def describe_run(directory: Path) -> dict[str, Any]:
         "attempt": attempt,
         **_from_heartbeat(directory, attempt),
         "checkpoint": newest_listed(directory),
+        "save_interval": _save_interval(directory, attempt),
+        "alarm": _last_alarm(directory, attempt),
+        "resume_certificate": None,
         "resources": _resources(directory),
         "totals": None,
         "gpus": None,
@@ -75,6 +82,9 @@ def describe_leniently(name: str, directory: Path) -> dict[str, Any]:
             **beat,
             "attempt": None,
             "checkpoint": None,
+            "save_interval": None,
+            "alarm": None,
+            "resume_certificate": None,
             "resources": None,
             "totals": None,
             "gpus": None,
@@ -120,13 +130,32 @@ def _from_heartbeat(directory: Path, attempt: int | None) -> dict[str, Any]:
     }
 
 
+def _save_interval(directory: Path, attempt: int | None) -> dict[str, Any] | None:
+    found = read_save_interval(layout.attempt_directory(directory, attempt or 0))
+    return {**asdict(found), "reason": found.reason()} if found is not None else None
+
+
+def _last_alarm(directory: Path, attempt: int | None) -> dict[str, Any] | None:
+    if attempt is None:
+        return None
+    events = NewestEvents(layout.attempt_directory(directory, attempt) / layout.ALARMS_FILE, _ALARMS_BYTES)
+    for event in events:
+        if event["kind"] == "alarm" and event.get("what") != OVER:
+            return {name: event.get(name) for name in ("time", "what", "text", "hint")}
+    return None
+
+
 def whole(run: dict[str, Any], gpus: GpuReader) -> dict[str, Any]:
-    """Return what `describe_run` said of a run with what takes longer to find out: totals and GPUs.
+    """Return what `describe_run` said of a run with what takes longer to find out.
 
     Raises StorageError if its journal cannot be read.
     """
     has_gpus = is_live(run) and run["host"] == os.uname().nodename
-    return {**run, "totals": _totals(run), "gpus": gpus.read() if has_gpus else None}
+    return {
+        **run,
+        "totals": _totals(run),
+        "gpus": gpus.read() if has_gpus else None,
+    }
 
 
 def whole_leniently(run: dict[str, Any], gpus: GpuReader) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
     Fields of --json, for checkpoints of runs:
       path, run_id, step, epoch, inside_epoch, samples (consumed of each loader), created, attempt,
       parent, format_version, size_bytes, learning_rates, metrics, config, environment,
+      non_finite, validation (as in `unbroken ls --json`),
+      against (why no run goes on from it by itself, or null),
       choices (what the user chose where a restore was not exact),
       position (epoch, inside_epoch, passes, open,
         loaders [name, samples, batches, workers, generators]),
@@ -104,6 +106,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append("learning rate " + ", ".join(map(value_in_words, found["learning_rates"])))
     if found["metrics"]:
         lines.append(output.metrics(found["metrics"]))
+    if found["validation"] is not None and found["validation"]["passed"]:
+        lines.append("validation passed")
+    if found["against"] is not None:
+        lines.append(f"{found['against']}: no run goes on from it by itself")
     return lines
 
 

@@ -14,6 +14,7 @@ from unbroken.cli import output
 from unbroken.cli.describe import describe_leniently, describe_run, is_live, is_written, whole
 from unbroken.cli.target import find_run
 from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_ERROR, EXIT_OK, EXIT_RUN_ME_AGAIN, UsageError
+from unbroken.supervisor.judging.certificate import certificate_in_words, read_certificate
 from unbroken.supervisor.registry import known_runs
 
 _HEADER = ("RUN", "STATE", "ATTEMPT", "STEP", "BEAT", "CHECKPOINT", "DIRECTORY")
@@ -41,7 +42,12 @@ def status(target: str | None, as_json: bool, check: bool) -> None:
       step, phase, beat_age_seconds       the last heartbeat
       goal_step        after this step training is done
       checkpoint       the newest, by name; `unbroken verify` tells whether it is intact
+      save_interval    of save="auto": seconds, reason, cost_seconds (what a save stops training for),
+                       durable_seconds (how long it takes), failures, lived_seconds (in how much
+                       training), limit ("", "floor" or "ceiling")
       hint             what to do about it
+      alarm            the last of this attempt's training: time, what, text, hint; not that it is over
+      resume_certificate                  only with TARGET: as in `unbroken why`
       outcome, evidence                   the verdict on the last attempt that ended
       started, changed, next_start, deadline
       host, supervisor_process_id
@@ -85,7 +91,8 @@ def _describe(directory: Path) -> dict[str, Any]:
     from unbroken.supervisor.resources.gpu import GpuReader
 
     with closing(GpuReader()) as gpus:
-        return whole(describe_run(directory), gpus)
+        run = whole(describe_run(directory), gpus)
+    return {**run, "resume_certificate": read_certificate(directory, run["attempt"])}
 
 
 def _code(run: dict[str, Any]) -> int:
@@ -127,6 +134,9 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
         "step": f"{vitals.progress(run)}, {run['phase']}, {_age(run)} ago" if run["phase"] else "",
         **vitals.lines(run),
         "checkpoint": run["checkpoint"],
+        "saves": _saves(run["save_interval"]),
+        "resumed": certificate_in_words(run["resume_certificate"]) if run["resume_certificate"] else "",
+        "alarm": _alarm(run),
         "last end": "\n".join([_text(run["outcome"]), *(run["evidence"] or [])]).strip(),
     }
     for name, text in lines.items():
@@ -136,6 +146,18 @@ def _show_one(run: dict[str, Any], *, as_json: bool) -> None:
 
 def _age(run: dict[str, Any]) -> str:
     return output.duration(run["beat_age_seconds"]) if run["beat_age_seconds"] is not None else ""
+
+
+def _saves(interval: dict[str, Any] | None) -> str:
+    return f"every {output.duration(interval['seconds'])}: {interval['reason']}" if interval else ""
+
+
+def _alarm(run: dict[str, Any]) -> str:
+    alarm = run["alarm"]
+    if alarm is None:
+        return ""
+    ago = output.duration(time.time() - alarm["time"])
+    return "\n".join(filter(None, (f"{alarm['text']} ({ago} ago)", alarm["hint"])))
 
 
 def _from_now(moment: float | None) -> str:

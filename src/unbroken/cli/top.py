@@ -49,7 +49,8 @@ def top(target: str | None, once: bool, interval: float, as_json: bool) -> None:
     \b
     Fields of --json:
       time             seconds since 1970
-      runs             an array; fields of each as of `unbroken status TARGET --json`
+      runs             an array; fields of each as of `unbroken status TARGET --json`, without
+                       resume_certificate (null)
     """
     directory = find_run(target) if target is not None else None
     console = Console(file=sys.stdout)

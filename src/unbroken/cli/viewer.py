@@ -221,6 +221,8 @@ def notice(event: dict[str, Any]) -> str | None:
             return f"attempt {event['attempt']} ended after {lived}: {event['outcome']}: {why}"
         case "decision":
             pause = output.duration(event["next_start"] - event["time"])
+            if event.get("action") == "roll-back":
+                return f"{event['reason']}; going on in {pause}{_hint(event)}"
             return f"restarting in {pause}: {event['reason']}{_hint(event)}"
         case "run-ended":
             general = "; when it is mended, start it again" if event["state"] == "held" else ""
@@ -233,7 +235,8 @@ def notice(event: dict[str, Any]) -> str | None:
 
 def _beside(event: dict[str, Any]) -> str | None:
     match event["kind"]:
-        case "alarm":
+        # What training says is in its output, too.
+        case "alarm" if event.get("source") != "training":
             return f"{event['text']}{_hint(event)}"
         case "output-freed":
             return f"{output.size(event['freed_bytes'])} of older output freed"

@@ -15,6 +15,7 @@ from unbroken.cli import output
 from unbroken.cli.target import find_run
 from unbroken.errors import StorageError
 from unbroken.rundir.identity import read_run
+from unbroken.supervisor.judging.certificate import certificate_in_words, read_certificate
 from unbroken.supervisor.judging.explanation import Told, choose, tell
 from unbroken.supervisor.plan import read_plan
 from unbroken.supervisor.states import Snapshot, read_state
@@ -53,12 +54,23 @@ def why(target: str | None, attempt: int | None, as_json: bool) -> None:
       outcome          completed, vanished, stopped, failed, refused, signalled, killed, not-started,
                        hung, lost, unkillable
       cause            memory, device-memory, shared-memory, disk-full, read-only, storage, network,
-                       collective, device, preemption, reboot, or empty
+                       collective, device, not-finite, preemption, reboot, or empty
       confidence       certain, likely, unknown
       evidence         what that rests on, an array of lines
       kind, message, frame                the exception; without one, kind is the signal or exit code
       hint, is_saved, step, started, ended, lived_seconds
-      decision         what followed: action, reason, hint, next_start, exit_code
+      decision         what followed: action (restart, roll-back, hold, done, stopped, hand-over),
+                       reason, hint, next_start, exit_code
+      resume_certificate                  of the attempt that is explained, if it was resumed:
+        checkpoint     where it went on from
+        digests_equal  true if all that was restored has the digests that were saved
+        not_exact      the parts that are otherwise than in the checkpoint, as the script wants it
+        repeated_steps, equal_steps       that an earlier attempt had done, and those with an equal loss, bit
+                                          for bit; without a loss, with all metrics equal
+        first_difference                  step, metric, here, there (before), or null
+        largest_relative_difference       of the losses, or, without one, of all metrics; numbers that are
+                                          not finite are the texts "nan", "inf" and "-inf", here as well
+        others_that_differ                metrics that were not equal where the loss was compared
     """
     directory = find_run(target)
     identity, state = read_run(directory), read_state(directory)
@@ -67,6 +79,7 @@ def why(target: str | None, attempt: int | None, as_json: bool) -> None:
     name = identity.name if identity is not None else None
     before = [one for one in told if chosen is not None and one.attempt < chosen.attempt]
     steps = _next(directory, name, state, chosen)
+    certificate = read_certificate(directory, chosen.attempt) if chosen is not None else None
     if as_json:
         output.data_json(
             {
@@ -74,7 +87,7 @@ def why(target: str | None, attempt: int | None, as_json: bool) -> None:
                 "directory": str(directory),
                 "state": state.state if state is not None else "unsupervised",
                 "reason": (state.reason or None) if state is not None else None,
-                "attempt": chosen.to_json() if chosen is not None else None,
+                "attempt": {**chosen.to_json(), "resume_certificate": certificate} if chosen else None,
                 "before": [one.to_json() for one in before],
                 "next": steps,
             }
@@ -84,6 +97,8 @@ def why(target: str | None, attempt: int | None, as_json: bool) -> None:
     _row("state", _state(state, told))
     if chosen is not None:
         _show(chosen)
+    if certificate is not None:
+        _row("resumed", certificate_in_words(certificate))
     for number, line in enumerate(steps):
         _row("next" if number == 0 else "", line)
     if before:

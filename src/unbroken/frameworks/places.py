@@ -209,9 +209,11 @@ def holders(loader: object, generators: Mapping[str, object]) -> dict[str, objec
 def unmoved(generators: Sequence[object]) -> Iterator[None]:
     """Leave generators in the state that they have now, whatever happens to them inside."""
     states = [generator_state(generator) for generator in generators]
-    yield
-    for generator, state in zip(generators, states, strict=True):
-        set_generator_state(generator, state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            set_generator_state(generator, state)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Step, Any]]:

@@ -13,7 +13,7 @@ from typing import Protocol
 from unbroken.errors import StorageError
 from unbroken.handover.child import Child, NoProcessError
 from unbroken.handover.committer import Committed, Committer
-from unbroken.handover.messages import Reply, Request, Start, raised
+from unbroken.handover.messages import Reply, Request, Start, committed_of, raised
 from unbroken.handover.slots import Slot, SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.files import write_json
@@ -33,6 +33,10 @@ class Writer(Protocol):
 
     def is_intact(self, name: str) -> bool:
         """Read back the checkpoint `name`."""
+        ...
+
+    def damage(self, name: str, *, sampled: bool) -> str:
+        """Read the checkpoint `name`, or some of it, back from the disk; return what is damaged in it."""
         ...
 
     def share(self, slot: Slot) -> None:
@@ -86,6 +90,9 @@ class WriterHere:
     def is_intact(self, name: str) -> bool:
         return self._committer.is_intact(name)
 
+    def damage(self, name: str, *, sampled: bool) -> str:
+        return self._committer.damage(name, sampled=sampled)
+
     def share(self, slot: Slot) -> None:
         """Nothing outlives this process."""
 
@@ -108,7 +115,7 @@ class WriterProcess:
         self._attempt = attempt
         # Once: the name of the host, a part of it, may change.
         self._trainer = identify_self()
-        self._newest, self._sequence = parent, 0
+        self._newest, self._sequence, self._sequence_before = parent, 0, 0
         self._slots: list[Slot] = []
         # Training shares slots while its saving thread asks; only sending, never waiting, is under the lock.
         self._lock = threading.Lock()
@@ -122,12 +129,21 @@ class WriterProcess:
         reply = self._ask(lambda child: Request(do="commit", number=self._number, slot=child.index(slot)))
         if reply is None:
             return self._writer_here().commit(slot)
+        self._sequence_before = self._sequence
         self._newest, self._sequence = reply.name, slot.sequence
-        return Committed(name=reply.name, step=reply.step, not_finite=reply.not_finite)
+        return committed_of(reply)
 
     def is_intact(self, name: str) -> bool:
         reply = self._ask(lambda _: Request(do="verify", number=self._number, name=name))
         return self._writer_here().is_intact(name) if reply is None else reply.is_intact
+
+    def damage(self, name: str, *, sampled: bool) -> str:
+        reply = self._ask(lambda _: Request(do="read-back", number=self._number, name=name, sampled=sampled))
+        found = self._writer_here().damage(name, sampled=sampled) if reply is None else reply.damage
+        if found and name == self._newest:
+            # Another process, if there is to be one, shares nothing with it either, and writes it again.
+            self._newest, self._sequence = None, self._sequence_before
+        return found
 
     def share(self, slot: Slot) -> None:
         with self._lock:

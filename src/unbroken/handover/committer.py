@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +12,35 @@ from unbroken.checkpoint.digests import CountNonFinite
 from unbroken.checkpoint.highlights import non_finite_in_words
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.checkpoint.verify import verify_checkpoint
+from unbroken.checkpoint.verify import verify_checkpoint, verify_sample
 from unbroken.checkpoint.writer import write_checkpoint
-from unbroken.errors import UnbrokenError
+from unbroken.errors import StorageError, UnbrokenError
 from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.identity import check_not_superseded
 from unbroken.rundir.processes import ProcessIdentity
 from unbroken.rundir.tell import tell
+from unbroken.storage.local import LocalStorage
+
+_FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint that was written, and the step it is of; `not_finite` says what in it is not."""
+    """A checkpoint that was written, and the step it is of.
+
+    `not_finite` says what in it is not, and `invalid` why the user's own check has refused it.
+    """
 
     name: str
     step: int
     not_finite: str = ""
+    invalid: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a run may go on from it by itself."""
+        return not self.not_finite and not self.invalid
 
 
 class Committer:
@@ -52,7 +64,7 @@ class Committer:
         self._store = CheckpointStore(directory)
         self._may_commit: Callable[[], None] = lambda: check_not_superseded(directory, attempt, trainer)
         self._parent = _manifest_of(self._store, parent)
-        self.sequence = sequence
+        self.sequence = self._sequence_before = sequence
 
     def commit(self, slot: SlotReader) -> Committed:
         """Write the snapshot in `slot` as a checkpoint. Raises StorageError, StaleWriterError."""
@@ -67,9 +79,14 @@ class Committer:
             parent=self._parent,
             count_non_finite=self._count,
         )
-        self.sequence = max(self.sequence, found.sequence)
-        bad = non_finite_in_words(self._parent.non_finite or {})
-        return Committed(name=name, step=found.snapshot.description.step, not_finite=bad)
+        self._sequence_before, self.sequence = self.sequence, max(self.sequence, found.sequence)
+        validation = self._parent.validation
+        return Committed(
+            name=name,
+            step=found.snapshot.description.step,
+            not_finite=non_finite_in_words(self._parent.non_finite or {}),
+            invalid="" if validation is None or validation.passed else validation.reason,
+        )
 
     def newest_left(self, slots: list[SlotReader]) -> SlotReader | None:
         """Return the slot with the newest whole snapshot that is no checkpoint yet, or None."""
@@ -84,6 +101,53 @@ class Committer:
             # Not if it could not even be read: then nothing later shares anything with it.
             self._parent = parent
         return intact
+
+    def damage(self, name: str, *, sampled: bool) -> str:
+        """Read the checkpoint `name` back from the disk, or some of it, and return what is damaged in it.
+
+        Nothing later shares anything with one that is, and its slot is left to be written again. Earlier ones
+        that share a damaged file with it are named.
+        """
+        storage, tree = self._store.storage, f"{layout.CHECKPOINTS}/{name}"
+        parent, self._parent = self._parent, None
+        try:
+            # Or the kernel would answer, from the very bytes that it was given.
+            if isinstance(storage, LocalStorage):
+                storage.drop_cached(tree)
+            found = (verify_sample if sampled else verify_checkpoint)(storage, tree).findings
+            damage = "; ".join(f"{one.file}: {one.problem}" for one in found[:_FEW])
+            damage += self._sharing(name, {one.file for one in found})
+        except StorageError as error:
+            # What cannot be read is no checkpoint.
+            damage = error.message
+        if damage:
+            self.sequence = self._sequence_before
+        else:
+            self._parent = parent
+        return damage
+
+    def _sharing(self, name: str, files: Collection[str]) -> str:
+        """Return in words which other checkpoints hold one of `files` of the checkpoint `name`, if any do."""
+        storage = self._store.storage
+        if not files or not isinstance(storage, LocalStorage):
+            return ""
+        place = storage.root / layout.CHECKPOINTS
+        damaged = [place / name / file for file in files]
+        others = [
+            other
+            for other in self._store.names()
+            if other != name and any(_are_same(file, place / other / file.name) for file in damaged)
+        ]
+        more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
+        return f"; the same file belongs to {', '.join(others[-_FEW:])}{more}" if others else ""
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        # One of them has gone.
+        return False
 
 
 def _counter(module: str) -> CountNonFinite | None:

@@ -28,12 +28,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """`do` is "slot" (a new slot, whose descriptor comes along), "commit", "verify" or "end"."""
+    """`do` is "slot" (a new slot, whose descriptor comes along), "commit", "verify", "read-back" or "end"."""
 
     do: str
     number: int = 0
     slot: int = 0
     name: str = ""
+    sampled: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,20 +46,32 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the "commit" or "verify" of that number; 0 is the greeting of a process that is ready."""
+    """The answer to the request of that number; 0 is the greeting of a process that is ready."""
 
     number: int = 0
     name: str = ""
     step: int = 0
     not_finite: str = ""
+    invalid: str = ""
     is_intact: bool = False
+    damage: str = ""
     failure: Failure | None = None
 
 
 def reply_of(committed: Committed, number: int) -> Reply:
     """Return what is said of a checkpoint that was written."""
-    words = committed.not_finite[:_MAX_TEXT]
-    return Reply(number=number, name=committed.name, step=committed.step, not_finite=words)
+    return Reply(
+        number=number,
+        name=committed.name,
+        step=committed.step,
+        not_finite=committed.not_finite[:_MAX_TEXT],
+        invalid=committed.invalid[:_MAX_TEXT],
+    )
+
+
+def committed_of(reply: Reply) -> Committed:
+    """Return the checkpoint that was written, as `reply` tells."""
+    return Committed(name=reply.name, step=reply.step, not_finite=reply.not_finite, invalid=reply.invalid)
 
 
 def failure_of(error: UnbrokenError) -> Failure:

@@ -20,7 +20,15 @@ import msgspec
 
 from unbroken.errors import StorageError, UnbrokenError
 from unbroken.handover.committer import Committed, Committer
-from unbroken.handover.messages import MAX_MESSAGE_BYTES, Reply, Request, Start, failure_of, reply_of
+from unbroken.handover.messages import (
+    MAX_MESSAGE_BYTES,
+    Reply,
+    Request,
+    Start,
+    committed_of,
+    failure_of,
+    reply_of,
+)
 from unbroken.handover.slots import SlotReader
 from unbroken.rundir import layout
 from unbroken.rundir.journal import Journal
@@ -104,7 +112,7 @@ class _Service:
             # Sending alone does not tell: a forked data worker may hold the other end.
             is_heard = _is_alive(self._trainer) and self._send(reply)
             if reply.name and not is_heard:
-                self.unheard = Committed(name=reply.name, step=reply.step, not_finite=reply.not_finite)
+                self.unheard = committed_of(reply)
 
     def _receive(self) -> tuple[bytes, list[int], int, object]:
         """Return the next message; an empty one when the trainer is gone and has left none."""
@@ -127,6 +135,9 @@ class _Service:
         try:
             if request.do == "verify":
                 return Reply(number=request.number, is_intact=self._committer.is_intact(request.name))
+            if request.do == "read-back":
+                damage = self._committer.damage(request.name, sampled=request.sampled)
+                return Reply(number=request.number, damage=damage)
             return reply_of(self._committer.commit(self.slots[request.slot]), request.number)
         except UnbrokenError as error:
             return Reply(number=request.number, failure=failure_of(error))
@@ -147,7 +158,7 @@ def _save_what_is_left(directory: Path, attempt: int, committer: Committer, slot
 
 def _announce(directory: Path, attempt: int, committed: Committed) -> None:
     """Do what the trainer does when a checkpoint is written."""
-    if not committed.not_finite:
+    if committed.is_good:
         point_latest(directory, committed.name)
     # What counts is written; a full disk has no room for the words.
     with (
@@ -159,10 +170,14 @@ def _announce(directory: Path, attempt: int, committed: Committed) -> None:
             journal.append(
                 "not-finite", checkpoint=committed.name, found=committed.not_finite, after_end=True
             )
+        if committed.invalid:
+            journal.append("not-valid", checkpoint=committed.name, found=committed.invalid, after_end=True)
         journal.sync()
     tell(f"the training process ended; its last snapshot is saved in {committed.name}")
     if committed.not_finite:
         tell(f"{committed.name} holds {committed.not_finite}: it is kept as evidence, and never resumed from")
+    if committed.invalid:
+        tell(f"{committed.name} failed its validation ({committed.invalid}): it is never resumed from")
 
 
 def _is_alive(trainer: ProcessIdentity) -> bool:

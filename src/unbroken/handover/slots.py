@@ -99,6 +99,12 @@ class Slot:
         """Reserve what a state like this one needs; whoever touches it first has it filled with zeros."""
         self._reserve(self.needs(table))
 
+    def forget(self) -> None:
+        """Let what is in the slot be no snapshot any more, for whoever looks at it."""
+        self.sequence = 0
+        if self._map is not None:
+            _SEQUENCE.pack_into(self._map, _SEQUENCE_AT, 0)
+
     def close(self) -> None:
         """Give the memory back, as far as this process holds it."""
         os.close(self.descriptor)

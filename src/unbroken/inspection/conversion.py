@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from unbroken.storage.local import LocalStorage
 
 SUFFIX = ".safetensors"
 _VALUES_SUFFIX = ".json"
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Conversion:
     dropped: tuple[str, ...]
 
 
-class _Unread(TensorSource):
+class UnreadTensor(TensorSource):
     """A tensor of a checkpoint, read when its bytes are asked for."""
 
     __slots__ = ("_path", "_reader", "dtype", "shape")
@@ -66,17 +66,17 @@ def convert(reader: CheckpointReader, target: Path) -> Conversion:
     """
     files = target, target.with_suffix(_VALUES_SUFFIX)
     _check_target(reader, files)
-    tensors: dict[str, TensorSource] = {
-        path: _Unread(reader, path)
+    tensors = {
+        path: UnreadTensor(reader, path)
         for path, entry in reader.tensors.items()
-        if entry.dtype in ITEM_BYTES and path != _METADATA
+        if entry.dtype in ITEM_BYTES and path != METADATA
     }
     dropped = tuple(_dropped(reader))
     plan = plan_shard(target.name, tensors)
     storage = LocalStorage(target.absolute().parent)
     try:
         storage.write(files[1].name, [_values(reader, dropped)])
-        storage.write(target.name, _chunks(plan, tensors))
+        storage.write(target.name, file_chunks(plan, tensors))
     except BaseException:
         # Also after an interrupt: one file without the other looks like a whole checkpoint.
         with suppress(UnbrokenError):
@@ -92,28 +92,32 @@ def _check_target(reader: CheckpointReader, files: tuple[Path, Path]) -> None:
             f"{reader.path}: expected a complete checkpoint, found {found.file}: {found.problem}",
             hint="`unbroken verify` names all that is damaged",
         )
-    if files[0].suffix != SUFFIX:
-        raise UsageError(
-            f"{files[0]}: expected a name that ends with {SUFFIX}", hint="tensors are written in that format"
-        )
+    check_name(files[0])
     for file in files:
         if file.exists() or file.is_symlink():
             raise UsageError(f"{file}: exists already", hint="nothing is overwritten: give another name")
-    if not files[0].absolute().parent.is_dir():
-        raise UsageError(f"{files[0].parent}: no such directory", hint="make it first")
 
 
-def _chunks(plan: ShardPlan, tensors: dict[str, TensorSource]) -> Iterator[Buffer]:
+def check_name(target: Path) -> None:
+    """Raise UsageError unless a file of tensors can have the name `target`."""
+    if target.suffix != SUFFIX:
+        raise UsageError(
+            f"{target}: expected a name that ends with {SUFFIX}", hint="tensors are written in that format"
+        )
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target.parent}: no such directory", hint="make it first")
+
+
+def file_chunks(plan: ShardPlan, tensors: Mapping[str, UnreadTensor]) -> Iterator[Buffer]:
+    """Yield the bytes of the file that `plan` lays out; each tensor is read when it is its turn."""
     yield plan.header
     for path in plan.placements:
-        source = tensors[path]
-        assert isinstance(source, _Unread)
-        yield source.data
+        yield tensors[path].data
 
 
 def _dropped(reader: CheckpointReader) -> Iterator[str]:
     for path, entry in reader.tensors.items():
-        if path == _METADATA:
+        if path == METADATA:
             yield f"tensor {path}: in safetensors this name means something else"
         elif entry.dtype not in ITEM_BYTES:
             yield f"tensor {path}: safetensors has no {entry.dtype}"

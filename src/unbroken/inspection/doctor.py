@@ -56,6 +56,14 @@ def _whole(reader: CheckpointReader) -> Iterator[Advice]:
             evidence=", ".join(f"{path}: {count} numbers" for path, count in [*bad.items()][:_FEW]),
             remedy="unbroken ls, and take an older one",
         )
+    validation = reader.facts.get("validation")
+    if validation is not None and not validation["passed"]:
+        yield Advice(
+            severity="error",
+            text="it failed the run's own validation: nothing resumes from it by itself",
+            evidence=validation["reason"],
+            remedy="unbroken ls, and take an older one",
+        )
 
 
 def _ranks(reader: CheckpointReader, world_size: int | None) -> Iterator[Advice]:

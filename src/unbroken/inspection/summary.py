@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from unbroken.checkpoint.choosing import reason_against
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest
+from unbroken.errors import UnbrokenError
 from unbroken.inspection import contents
 from unbroken.inspection.listing import facts
 from unbroken.inspection.locate import Located
+from unbroken.rundir.rollbacks import Rollback, read_rollbacks
 from unbroken.state.readable import readable
 
 
@@ -23,6 +27,7 @@ def summarize(located: Located) -> dict[str, Any]:
     return {
         "path": str(located.directory),
         **facts(msgspec.to_builtins(manifest)),
+        "against": _against(located, manifest),
         "attempt": manifest.attempt,
         "parent": manifest.parent,
         "format_version": manifest.format_version,
@@ -48,6 +53,14 @@ def summarize(located: Located) -> dict[str, Any]:
             for path, entry in manifest.tensors.items()
         ],
     }
+
+
+def _against(located: Located, manifest: Manifest) -> str | None:
+    """Return why no run goes on from it by itself; a copy outside of its run knows of no roll-backs."""
+    rollbacks: tuple[Rollback, ...] = ()
+    with suppress(UnbrokenError):
+        rollbacks = read_rollbacks(located.directory.resolve().parent.parent)
+    return reason_against(manifest, rollbacks)
 
 
 def _samples(manifest: Manifest) -> list[int | None]:

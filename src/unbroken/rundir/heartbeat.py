@@ -30,6 +30,8 @@ _NAMES = (
 )
 _SIZE_BYTES = 4096
 _READ_TRIES = 100
+# A writer that lost its core in the middle of a beat needs time, not only another look.
+_PATIENT_TRIES, _PATIENCE_SECONDS = 10, 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,9 @@ class Heartbeat:
 def read_heartbeat(path: Path) -> Beat | None:
     """Return the last beat in the file at `path`, or None if there is none yet."""
     try:
-        for _ in range(_READ_TRIES):
+        for tried in range(_READ_TRIES + _PATIENT_TRIES):
+            if tried >= _READ_TRIES:
+                time.sleep(_PATIENCE_SECONDS)
             record = path.read_bytes()[: _RECORD.size]
             if len(record) < _RECORD.size or not record.startswith(_MAGIC):
                 return None

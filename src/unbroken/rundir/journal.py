@@ -14,6 +14,9 @@ from typing import Any
 
 from unbroken.storage.failures import failed
 
+# The `what` of an alarm that is good news: what others told of is over.
+OVER = "over"
+
 
 class Journal:
     """Appends events to the file at `path`, from any thread.
@@ -95,7 +98,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         raise failed("read", path, error) from error
     with file:
         for line in file:
-            event = _parse(line)
+            event = parse_event(line)
             if event is not None:
                 yield event
 
@@ -104,10 +107,19 @@ def number(value: object) -> float | None:
     """Return the float that an event's field stands for, or None if it is no number."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return nearest_float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def nearest_float(value: int | float) -> float:
+    """Return `value` as a float; an integer beyond the range of floats is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line, or None if it is torn."""
     try:
         event = json.loads(line)
     except ValueError:

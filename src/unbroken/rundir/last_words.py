@@ -18,6 +18,8 @@ from unbroken.rundir.files import read_json, write_json
 # stopped: the state was saved on request; run it again to go on.
 # failed: an exception left the `with` block or prevented entering it.
 Ending: TypeAlias = Literal["running", "completed", "stopped", "failed"]
+# The kind of a stop whose next start goes back to an earlier checkpoint.
+ROLL_BACK = "roll-back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ attempts/0001/            one process lifetime: output, events, heartbeat, last 
                           alarms.jsonl is what training wants people to be told
 pins.json                 the checkpoints that no prune deletes, and why
 rollbacks.json            how often, why and how far the run was rolled back, and what data it leaves out
+alarmed-resumes.json      the checkpoint whose resumes went wrong lately, and in which attempts
 pace.json                 how fast the run is used to go, by which a hang is told from a slow step
 control/                  requests to the run: stop.json, save-now.json
 latest                    symbolic link to the newest checkpoint; a convenience, never trusted
@@ -56,6 +57,7 @@ SAVE_NOW_FILE = "control/save-now.json"
 LATEST_LINK = "latest"
 PINS_FILE = "pins.json"
 ROLLBACKS_FILE = "rollbacks.json"
+ALARMED_RESUMES_FILE = "alarmed-resumes.json"
 PACE_FILE = "pace.json"
 BALLAST = "ballast"
 
@@ -68,6 +70,7 @@ OUTPUT_LOG = "out.log"
 RANKS = "ranks"
 HEARTBEAT = "heartbeat"
 ALARMS_FILE = "alarms.jsonl"
+SAVE_INTERVAL_FILE = "save-interval.json"
 WRITER_PROCESS = "writer-process.json"
 LAST_WORDS = "last-words.json"
 RESTORING_FILE = "restoring.json"

@@ -49,6 +49,8 @@ class Rollback:
     """One roll-back. Of the states from before it, those after `trusted_step` steps are tainted.
 
     `found_step` is the step at which it was decided, in attempt `attempt`; `reason` is for people.
+    `in_a_row` counts those that went back for one place, this one included: from 2 on, the one before did
+    not help. `left_out_steps` are those that `windows` would have been for.
     """
 
     decided_by: Decider
@@ -58,6 +60,8 @@ class Rollback:
     trusted_step: int
     windows: tuple[Window, ...] = ()
     lower_rate: LowerRate | None = None
+    in_a_row: int = 1
+    left_out_steps: int = 0
 
 
 def read_rollbacks(directory: Path) -> tuple[Rollback, ...]:

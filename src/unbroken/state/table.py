@@ -12,8 +12,10 @@ class TensorTable:
         self.sources: dict[str, TensorSource] = {}
         # Only for those that have any.
         self.aliases: dict[str, list[str]] = {}
-        # Parts all of whose tensors training makes, and paths of tensors that may be anything nevertheless.
+        # Parts all of whose tensors training makes, further tensors that training keeps finite, and those
+        # that may be anything nevertheless.
         self.trained_parts: set[str] = set()
+        self.sound: frozenset[str] = frozenset()
         self.exempt: set[str] = set()
         self._path_of: dict[object, str] = {}
 

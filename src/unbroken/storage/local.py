@@ -208,6 +208,20 @@ class LocalStorage:
             left = [name for name in self._names(prefix) if name.startswith(TEMPORARY_PREFIX)]
             return [name for name in left if _remove(path / name)]
 
+    def drop_cached(self, tree: str) -> None:
+        """Have the system forget what it remembers of the values directly below `tree`: a read asks the disk.
+
+        As far as it can: what is not durable yet it keeps, and a file system in memory has nothing else.
+        """
+        path = self._path(tree)
+        with translated("drop from memory", tree):
+            for name in self._names(tree) if hasattr(os, "posix_fadvise") else ():
+                descriptor = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+
     def space(self) -> Space | None:
         with translated("look at the space of", str(self.root)):
             try:

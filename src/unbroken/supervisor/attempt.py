@@ -26,6 +26,7 @@ from unbroken.supervisor.judging.verdict import Verdict, exit_status
 from unbroken.supervisor.judging.witness import End, Witness
 from unbroken.supervisor.records import Records
 from unbroken.supervisor.restart_policy import Ended
+from unbroken.supervisor.rolling_back import went_back
 from unbroken.supervisor.side.output_keeping import separate_ranks
 from unbroken.supervisor.stopping import StopWatch
 from unbroken.supervisor.watcher import AskToStop, EndNow, Look, MakeWatcher, Started, Watcher
@@ -156,6 +157,7 @@ def _conclude(run_directory: Path, seen: _Seen, *, care: Care, known_checkpoint:
         step=witness.step,
         checkpoint=known_checkpoint,
         parts=memory_hints.parts_of_next(run_directory, seen.attempt, cause=verdict.cause),
+        went_back=went_back(run_directory, seen.attempt),
     )
     care.records.attempt_ended(
         seen.attempt,

@@ -14,7 +14,7 @@ from typing import Any
 from unbroken.rundir import layout
 from unbroken.rundir.journal import number, read_events
 from unbroken.supervisor.judging.verdict import OomKills, Verdict
-from unbroken.supervisor.restart_policy import Ended
+from unbroken.supervisor.restart_policy import Decision, Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,16 @@ class Past:
     """What the journal tells since the user last started the run. Times are in seconds since 1970.
 
     `begun` is the last attempt if its end is in no record, `last_attempt` the last whose end is in one.
-    `next_start` is when the next one was to start, None if that was not decided. `ended_as` is the state in
-    which the run ended at `ended_at`, for `reason` and with `exit_code`; it `is_interrupted` if it ended only
-    since the machine was about to go away.
+    `decision` is what was to follow, at `next_start`; both are None if that was not decided. `ended_as` is
+    the state in which the run ended at `ended_at`, for `reason` and with `exit_code`; it `is_interrupted` if
+    it ended only since the machine was about to go away.
     """
 
     first_checkpoint: str | None = None
     ended: tuple[Ended, ...] = ()
     begun: Begun | None = None
     last_attempt: int = 0
+    decision: Decision | None = None
     next_start: float | None = None
     ended_at: float = 0.0
     ended_as: str | None = None
@@ -99,22 +100,21 @@ def _after(past: Past, event: dict[str, Any]) -> Past:
                 last_attempt=past.begun.attempt if past.begun is not None else past.last_attempt,
             )
         case "attempt-started":
-            return replace(past, begun=_begun(event), next_start=None)
+            return replace(past, begun=_begun(event), decision=None, next_start=None)
         case "leader-ended" if past.begun is not None and isinstance(event.get("wait_status"), int):
             return replace(past, begun=replace(past.begun, wait_status=event["wait_status"]))
         case "attempt-ending" if past.begun is not None:
             because, kind = str(event.get("because", "")), str(event.get("ended_kind", ""))
             return replace(past, begun=replace(past.begun, ended_because=because, ended_kind=kind))
         case "attempt-ended":
-            ended = ended_from_json(event.get("record"))
-            more = (ended,) if ended is not None else ()
+            last_ended = ended_from_json(event.get("record"))
+            more = (last_ended,) if last_ended is not None else ()
             last = int(number(event.get("attempt")) or past.last_attempt)
             return replace(past, begun=None, ended=(*past.ended, *more), last_attempt=last)
         case "decision":
             next_start = number(event.get("next_start"))
-            return replace(
-                past, ended=_with_checkpoint(past.ended, event.get("checkpoint")), next_start=next_start
-            )
+            decision, ended = _decision(event), _with_decision(past.ended, event)
+            return replace(past, ended=ended, decision=decision, next_start=next_start)
         case "run-ended":
             return replace(
                 past,
@@ -149,8 +149,22 @@ def _known(kind: type, value: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in value.items() if name in names}
 
 
-def _with_checkpoint(ended: tuple[Ended, ...], checkpoint: object) -> tuple[Ended, ...]:
-    return (*ended[:-1], replace(ended[-1], checkpoint=_text(checkpoint))) if ended else ended
+def _with_decision(ended: tuple[Ended, ...], event: dict[str, Any]) -> tuple[Ended, ...]:
+    if not ended:
+        return ended
+    last = replace(ended[-1], checkpoint=_text(event.get("checkpoint")))
+    if _text(event.get("back_to")) is not None:
+        last = replace(last, went_back=True, rolled_back=True)
+    return (*ended[:-1], last)
+
+
+def _decision(event: dict[str, Any]) -> Decision:
+    return Decision(
+        action="roll-back" if event.get("action") == "roll-back" else "restart",
+        reason=str(event.get("reason", "")),
+        hint=str(event.get("hint", "")),
+        back_to=_text(event.get("back_to")),
+    )
 
 
 def _text(value: object) -> str | None:

@@ -14,7 +14,9 @@ The rules, in their order:
 5.  State saved without our asking ("run me again", a preemption), or a machine that was started
     again: restarted at once, free of charge. `max_free_stops` times in a row without a newer
     checkpoint: handed over to whatever started us, or held where it is the machine that restarts,
-    since starting it again here leads nowhere.
+    since starting it again here leads nowhere. A run that stopped to go back to an earlier checkpoint
+    is rolled back in the same way, and then held: elsewhere it would do the same. Such roll-backs count
+    until there is a checkpoint newer than all before.
 6.  A plain exception while nothing in this run ever worked (no checkpoint, no step) is a typo, a
     missing module or a wrong path: held after the first time. Not so where something ran out or the
     outside world was behind it, which gets the ordinary treatment. A command without our library
@@ -22,13 +24,16 @@ The rules, in their order:
 7.  `max_without_step` failures before a first step, of a run that reports its steps: held.
 8.  The same fingerprint in a row without a newer checkpoint, and no step farther than before: held.
     For exceptions, hangs and want of memory the second time; the third time for signals, a silent
-    end, devices and connections between ranks, which may be by chance.
+    end, devices and connections between ranks, which may be by chance. Where numbers were not finite
+    the checkpoint itself may be to blame: it is rolled back to the one before, if there is one, and so
+    again, each time farther, `max_rollbacks` times without a checkpoint newer than all before.
 9.  Too many failures without a newer checkpoint: held. Those of the network and of disks, which
     others have to mend, have a budget of their own (`max_infrastructure_failures`) and no rule 8;
     so have those of devices and connections between ranks. All others share `max_failures`.
 10. Else restarted, after a pause that doubles with each failure in a row.
 
-Only a newer verified checkpoint makes failures forgotten; a start that succeeds proves nothing.
+Only a newer verified checkpoint makes failures forgotten; a start that succeeds proves nothing. After a
+roll-back it is to be newer than the one that the run went back to: the others are given up.
 """
 
 from __future__ import annotations
@@ -37,11 +42,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_RUN_ME_AGAIN
+from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_RUN_ME_AGAIN, UnhealthyError
+from unbroken.rundir.last_words import ROLL_BACK
 from unbroken.supervisor.judging.verdict import Cause, Verdict
 from unbroken.supervisor.progress import is_newer
 
-Action: TypeAlias = Literal["restart", "hold", "done", "stopped", "hand-over"]
+Action: TypeAlias = Literal["restart", "roll-back", "hold", "done", "stopped", "hand-over"]
 
 EXIT_TERMINATED = 143
 _HOUR_SECONDS = 3600.0
@@ -68,6 +74,7 @@ class RestartPolicy:
     max_same_exception: int = 2
     max_same_signal: int = 3
     max_without_step: int = 2
+    max_rollbacks: int = 3
     startup_seconds: float = 60.0
 
 
@@ -78,7 +85,8 @@ class Ended:
     `started_seconds` is of a clock that never goes back. `has_words` tells that our library ran in
     it, `made_step` that it completed a step; `step` is its last, None if that is not known. `parts` is
     set if memory ran out and the next attempt will split its batches into that many parts, more than
-    this one did.
+    this one did. `went_back` tells that the run was rolled back in it, or after it, so that `checkpoint`
+    may be older than those before; `rolled_back`, that the supervisor decided that.
     """
 
     verdict: Verdict
@@ -89,13 +97,16 @@ class Ended:
     checkpoint: str | None
     step: int | None = None
     parts: int | None = None
+    went_back: bool = False
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, and why. `exit_code` is what the whole run ends with; None goes with "restart".
+    """What to do, and why. `exit_code` is what the whole run ends with; None if it `goes_on`.
 
-    `hint` is what the last attempt, or the error in its way, says to do next.
+    `hint` is what the last attempt, or the error in its way, says to do next. `back_to` is the checkpoint
+    of a roll-back that is not decided in the run already.
     """
 
     action: Action
@@ -103,6 +114,12 @@ class Decision:
     delay_seconds: float = 0.0
     exit_code: int | None = None
     hint: str = ""
+    back_to: str | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """True if there is to be another attempt."""
+        return self.action in ("restart", "roll-back")
 
 
 def decide(
@@ -113,27 +130,37 @@ def decide(
     is_stop_asked: bool,
     now_seconds: float,
     random: float,
+    older: str | None = None,
 ) -> Decision:
     """Return what follows the last attempt of `history`, which is not empty.
 
     `first_checkpoint` is the newest one from before the first attempt; `random`, from 0 to 1, spreads
     the pause between half and all of its length, so that runs that failed together do not return together.
+    `older` is the good checkpoint before the one that a restart goes on from; it is asked for only where
+    `may_roll_back`.
     """
     history = [_with_missing_program(ended, history) for ended in history]
     last = history[-1].verdict
-    streak = _since_progress(history, first_checkpoint)
+    streak, longer = _since_progress(history, first_checkpoint), _since_newest(history, first_checkpoint)
     decision = (
         _end(last, is_stop_asked)
         or _over_budget(history, policy, now_seconds)
         or _smaller_parts(history[-1])
-        or _after_free_stop(streak, policy)
+        or _after_free_stop(streak, longer, policy)
         or _never_worked(history, policy)
         or _without_step(history, policy)
-        or _repeats(streak, policy)
+        or _roll_back(streak, longer, policy, older)
+        or _repeats(streak, longer, policy)
         or _spent(streak, policy)
         or _restart(streak, policy, random)
     )
     return replace(decision, hint=last.hint)
+
+
+def may_roll_back(history: Sequence[Ended], policy: RestartPolicy, *, first_checkpoint: str | None) -> bool:
+    """Tell whether what `decide` says next may depend on there being an older checkpoint."""
+    streak, longer = _since_progress(history, first_checkpoint), _since_newest(history, first_checkpoint)
+    return _is_poisoned(streak, longer, policy)
 
 
 def stopped_between_attempts() -> Decision:
@@ -158,7 +185,8 @@ def _end(last: Verdict, is_stop_asked: bool) -> Decision | None:
         code = EXIT_RUN_ME_AGAIN if last.is_saved else EXIT_TERMINATED
         return Decision(action="stopped", reason=why, exit_code=code)
     if last.outcome in _FINAL:
-        return hold("a restart would end the same way")
+        is_unhealthy = last.kind == UnhealthyError.kind and last.message
+        return hold(last.message if is_unhealthy else "a restart would end the same way")
     return None
 
 
@@ -190,7 +218,9 @@ def _smaller_parts(last: Ended) -> Decision | None:
     )
 
 
-def _after_free_stop(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
+def _after_free_stop(
+    streak: Sequence[Ended], longer: Sequence[Ended], policy: RestartPolicy
+) -> Decision | None:
     last = streak[-1].verdict
     if not _is_free(last):
         return None
@@ -198,6 +228,9 @@ def _after_free_stop(streak: Sequence[Ended], policy: RestartPolicy) -> Decision
     is_machine = last.cause == "reboot"
     if row > policy.max_free_stops and is_machine:
         return hold(f"this machine was started again {row} times in a row without a newer checkpoint")
+    if last.kind == ROLL_BACK:
+        own = sum(ended.verdict.kind == ROLL_BACK for ended in longer)
+        return _after_own_roll_back(last, max(row, own), policy)
     if row > policy.max_free_stops:
         return Decision(
             action="hand-over",
@@ -207,6 +240,12 @@ def _after_free_stop(streak: Sequence[Ended], policy: RestartPolicy) -> Decision
     if is_machine:
         return Decision(action="restart", reason="the machine was started again, no fault of the run")
     return Decision(action="restart", reason="its state is saved, and nobody asked it to stop")
+
+
+def _after_own_roll_back(last: Verdict, row: int, policy: RestartPolicy) -> Decision:
+    if row > policy.max_free_stops:
+        return hold(f"rolled back or stopped {row} times in a row without a newer checkpoint: {last.message}")
+    return Decision(action="roll-back", reason=last.message)
 
 
 def _never_worked(history: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
@@ -237,7 +276,29 @@ def _has_worked(ended: Ended, policy: RestartPolicy) -> bool:
     return ended.checkpoint is not None or ended.made_step or lived_long
 
 
-def _repeats(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
+def _roll_back(
+    streak: Sequence[Ended], longer: Sequence[Ended], policy: RestartPolicy, older: str | None
+) -> Decision | None:
+    if older is None or not _is_poisoned(streak, longer, policy):
+        return None
+    last = streak[-1]
+    where = f", at step {last.step}" if last.step is not None else ""
+    what = f"{last.verdict.message or last.verdict.kind}, {_same_at_end(streak)} times in a row{where}"
+    return Decision(action="roll-back", reason=f"rolled back to {older}: {what}", back_to=older)
+
+
+def _is_poisoned(streak: Sequence[Ended], longer: Sequence[Ended], policy: RestartPolicy) -> bool:
+    """Tell whether what the attempts go on from may be what makes their numbers not finite."""
+    last = streak[-1].verdict
+    is_again = last.cause == "not-finite" and _same_at_end(streak) >= _same_limit(last, policy)
+    return is_again and last.outcome == "failed" and _rollbacks(longer) < policy.max_rollbacks
+
+
+def _rollbacks(longer: Sequence[Ended]) -> int:
+    return sum(ended.rolled_back for ended in longer[:-1])
+
+
+def _repeats(streak: Sequence[Ended], longer: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
     last = streak[-1]
     if last.verdict.cause in _PATIENT:
         return None
@@ -246,7 +307,8 @@ def _repeats(streak: Sequence[Ended], policy: RestartPolicy) -> Decision | None:
         return None
     where = f" at step {last.step}" if last.step is not None else ""
     cause = f" ({last.verdict.cause})" if last.verdict.cause else ""
-    return hold(f"it ended the same way {same} times in a row{where} without a newer checkpoint{cause}")
+    back = f", rolled back {_rollbacks(longer)} times" if _rollbacks(longer) else ""
+    return hold(f"it ended the same way {same} times in a row{where} without a newer checkpoint{cause}{back}")
 
 
 def _same_limit(verdict: Verdict, policy: RestartPolicy) -> int:
@@ -292,12 +354,22 @@ def _restart(streak: Sequence[Ended], policy: RestartPolicy, random: float) -> D
 
 
 def _since_progress(history: Sequence[Ended], first_checkpoint: str | None) -> Sequence[Ended]:
-    """Return the attempts from the last one that left a checkpoint newer than all before it."""
+    """Return the attempts from the last one that left a checkpoint newer than all before it.
+
+    After a roll-back it need only be newer than what was left then.
+    """
     newest, start = first_checkpoint, 0
     for index, ended in enumerate(history):
         if is_newer(ended.checkpoint, newest):
             newest, start = ended.checkpoint, index
+        elif ended.went_back:
+            newest = ended.checkpoint
     return history[start:]
+
+
+def _since_newest(history: Sequence[Ended], first_checkpoint: str | None) -> Sequence[Ended]:
+    """Return the same, whatever the run went back to: it must not go back and forth for ever."""
+    return _since_progress([replace(ended, went_back=False) for ended in history], first_checkpoint)
 
 
 def _failures(streak: Sequence[Ended]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from unbroken.errors import StorageError, UsageError
+from unbroken.errors import StorageError, UnbrokenError, UsageError
 from unbroken.rundir import layout
 from unbroken.rundir.control import read_stop
 from unbroken.rundir.identity import new_attempt, open_run
@@ -19,6 +19,7 @@ from unbroken.rundir.process_tree import become_subreaper
 from unbroken.rundir.processes import identify_self
 from unbroken.supervisor import adoption, memory_hints, progress, registry, restart_policy
 from unbroken.supervisor.adoption import Found
+from unbroken.supervisor.alarms import Alarms
 from unbroken.supervisor.attempt import Care, adopt_attempt, run_attempt
 from unbroken.supervisor.host import engines, slurm
 from unbroken.supervisor.host.endings import handed_over
@@ -29,6 +30,7 @@ from unbroken.supervisor.judging.verdict import Verdict
 from unbroken.supervisor.plan import Plan, write_plan
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.restart_policy import Decision, Ended
+from unbroken.supervisor.rolling_back import older_checkpoint, roll_back
 from unbroken.supervisor.side.side_work import SideWork
 from unbroken.supervisor.states import Snapshot, State
 from unbroken.supervisor.stopping import StopWatch
@@ -127,7 +129,7 @@ class Supervisor:
     def run(self) -> int:
         """Run attempts until it is over, and return the exit code of the whole run."""
         decision = self._begin() if self._found is None else self._take_over(self._found)
-        while decision.action == "restart":
+        while decision.goes_on:
             self._pause(decision)
             if self._stop.is_asked:
                 decision = restart_policy.stopped_between_attempts()
@@ -158,6 +160,9 @@ class Supervisor:
         # Takes note of a request that the last supervisor could not obey any more.
         self._stop.wait(0)
         if found.begun is not None:
+            if not found.is_running:
+                # Nobody watches it any more; what it had to say is told all the same.
+                Alarms(self._plan.directory, found.begun.attempt, self._records, goes_on=True).end()
             known = self._known_checkpoint
             ended = adopt_attempt(
                 self._plan.directory, found.begun, found, care=self._care, known_checkpoint=known
@@ -167,13 +172,13 @@ class Supervisor:
             return restart_policy.stopped_between_attempts()
         if not self._history or past.is_interrupted:
             return self._attempt()
-        if past.next_start is None:
+        if past.decision is None or past.next_start is None:
             # It was gone before it could look what the attempt had left.
             return self._decide_by_progress()
         # A clock that was set back since must not make it a pause of years.
         pause = min(max(0.0, past.next_start - time.time()), self._plan.policy.cap_seconds)
-        reason = "decided before the supervisor was gone"
-        return Decision(action="restart", reason=reason, delay_seconds=pause)
+        # It is on record already, and people were told of it.
+        return replace(past.decision, delay_seconds=pause, back_to=None)
 
     def _give_time_to_stop(self) -> None:
         try:
@@ -206,22 +211,62 @@ class Supervisor:
         """Return what follows an attempt; `listed` was the newest checkpoint before it, intact or not."""
         self._history.append(ended)
         is_over = ended.verdict.outcome == "completed" or self._stop.is_asked
-        if is_over or progress.newest_or(self._plan.directory, listed) == listed:
+        # What is given up may be listed still, and then its name is given again.
+        has_gone_back = any(one.went_back for one in self._history[-2:])
+        if is_over or (not has_gone_back and progress.newest_or(self._plan.directory, listed) == listed):
             return self._decide()
         return self._decide_by_progress()
 
     def _decide_by_progress(self) -> Decision:
         """Return what follows the last attempt, once it is known how far it got the run.
 
-        That reads all of a checkpoint. Whoever asks for a stop meanwhile is not kept waiting.
+        That reads all of a checkpoint.
         """
         verification = Verification(partial(self._newest_verified, self._plan.directory))
-        while not verification.is_done:
-            if self._stop.wait(_LOOK_SECONDS):
-                return restart_policy.stopped_between_attempts()
-            self._outside.ask(self._stop)
+        if not self._wait_for(verification):
+            return restart_policy.stopped_between_attempts()
         self._history[-1] = replace(self._history[-1], checkpoint=verification.newest)
         return self._decide()
+
+    def _decide(self) -> Decision:
+        """Return what follows the last attempt; a roll-back that is decided here is recorded here."""
+        may_roll_back = restart_policy.may_roll_back(
+            self._history, self._plan.policy, first_checkpoint=self._first_checkpoint
+        )
+        older: str | None = None
+        if may_roll_back and not self._stop.is_asked:
+            search = Verification(partial(older_checkpoint, self._plan.directory))
+            if not self._wait_for(search):
+                return restart_policy.stopped_between_attempts()
+            older = search.newest
+        decision = restart_policy.decide(
+            self._history,
+            self._plan.policy,
+            first_checkpoint=self._first_checkpoint,
+            is_stop_asked=self._stop.is_asked,
+            now_seconds=time.monotonic(),
+            random=self._choose(),
+            older=older,
+        )
+        return decision if decision.back_to is None else self._roll_back(decision, decision.back_to)
+
+    def _roll_back(self, decision: Decision, back_to: str) -> Decision:
+        last = self._history[-1]
+        try:
+            why = last.verdict.message or last.verdict.kind
+            roll_back(self._plan.directory, back_to, reason=why, step=last.step)
+        except UnbrokenError as error:
+            return restart_policy.hold(f"not {decision.reason}; {error.message}", hint=error.hint)
+        self._history[-1] = replace(last, checkpoint=back_to, went_back=True, rolled_back=True)
+        return decision
+
+    def _wait_for(self, verification: Verification) -> bool:
+        """Wait until it is done; False if the run is asked to stop meanwhile, which is not kept waiting."""
+        while not verification.is_done:
+            if self._stop.wait(_LOOK_SECONDS):
+                return False
+            self._outside.ask(self._stop)
+        return True
 
     def _without_attempt(self, verdict: Verdict) -> Decision:
         reason = verdict.evidence[0]
@@ -240,26 +285,17 @@ class Supervisor:
         decision = self._decide()
         return replace(decision, reason=f"{reason}; {decision.reason}")
 
-    def _decide(self) -> Decision:
-        return restart_policy.decide(
-            self._history,
-            self._plan.policy,
-            first_checkpoint=self._first_checkpoint,
-            is_stop_asked=self._stop.is_asked,
-            now_seconds=time.monotonic(),
-            random=self._choose(),
-        )
-
     def _pause(self, decision: Decision) -> None:
         """Let the pause before a restart go by, or less of it if the run is asked to stop."""
         next_start = time.time() + decision.delay_seconds
         self._records.event(
             "decision",
-            action="restart",
+            action=decision.action,
             reason=decision.reason,
             hint=decision.hint,
             next_start=next_start,
             checkpoint=self._known_checkpoint,
+            back_to=decision.back_to,
         )
         self._records.show(
             state="backing-off",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unbroken.supervisor.alarms import alarm_watch
 from unbroken.supervisor.grace import grace_watch
 from unbroken.supervisor.hangs.watchdog import watchdog
 from unbroken.supervisor.job_control import job_control_watch
@@ -21,5 +22,6 @@ def makers(plan: Plan, records: Records) -> list[MakeWatcher]:
         Resources(plan.directory, records),
         OutputKeeping(limit_bytes=plan.log_limit_bytes, records=records),
         SaveWatch(records=records),
+        alarm_watch(records),
         watchdog(plan.hang, records),
     ]

@@ -6,10 +6,11 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from unbroken.errors import UsageError
 from unbroken.rundir import layout
+from unbroken.rundir.journal import nearest_float
 from unbroken.rundir.rehearsal import planned
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import Horizon
@@ -19,6 +20,7 @@ from unbroken.training import families
 from unbroken.training.configuration import encode_plain
 
 _T = TypeVar("_T")
+_EXACT_INT = 2**53
 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:
@@ -44,8 +46,20 @@ def run_directory(given: str | os.PathLike[str] | None) -> Path:
     return chosen
 
 
+def save_policies(given: Any) -> tuple[Any, ...] | Literal["auto"]:
+    if isinstance(given, str):
+        if given != "auto":
+            raise UsageError(
+                f"Run: expected a list of policies for save=, or 'auto', found {given!r}",
+                hint='write save="auto", or save=[EveryMinutes(10)]',
+            )
+        return "auto"
+    return policies("save", given)
+
+
 def policies(keyword: str, given: Any) -> tuple[Any, ...]:
-    if not isinstance(given, Sequence):
+    # A text is a list, too: of letters.
+    if not isinstance(given, Sequence) or isinstance(given, str):
         raise UsageError(
             f"Run: expected a list of policies for {keyword}=, found {given!r}",
             hint=f"write {keyword}=[{given!r}]",
@@ -111,6 +125,7 @@ def encoded_metrics(values: dict[str, int | float]) -> dict[str, Json]:
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
+    """Return metrics as plain numbers; integers that a float cannot hold exactly become floats."""
     return {name: _number(name, value) for name, value in metrics.items()}
 
 
@@ -124,7 +139,10 @@ def _number(name: str, value: Any) -> int | float:
             f"metric {name!r}: expected a number, found {type(value).__name__} {_shape(value)}".rstrip(),
             hint="pass a float, an int, or a tensor of one element",
         )
-    return item
+    if isinstance(item, float):
+        return float(item)
+    # All that read metrics, curves and rankings among them, calculate with floats.
+    return int(item) if -_EXACT_INT <= item <= _EXACT_INT else nearest_float(item)
 
 
 def _shape(value: Any) -> str:

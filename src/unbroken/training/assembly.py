@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from unbroken.checkpoint.retention import KeepBest
-from unbroken.errors import UnbrokenError
+from unbroken.errors import StorageFullError, UnbrokenError
+from unbroken.rundir.save_interval import SaveInterval, write_save_interval
+from unbroken.training import families
 from unbroken.training.arguments import plain
 from unbroken.training.attempt import Attempt, say_refused
 from unbroken.training.boundary import Boundary
 from unbroken.training.ending import Ending
 from unbroken.training.environment import environment
+from unbroken.training.failures import failures_before, interval_before
 from unbroken.training.full_disk import FullDisk
+from unbroken.training.health.keeping import with_one_to_go_back_to
+from unbroken.training.health.lowering import Lowering
 from unbroken.training.health.policy import Health
+from unbroken.training.health.recovery import Recovery
+from unbroken.training.health.replaying import Replaying
 from unbroken.training.health.watch import HealthWatch
 from unbroken.training.memory_guard import MemoryGuard
 from unbroken.training.micro_batches import MicroBatches
@@ -21,10 +28,13 @@ from unbroken.training.position import Position
 from unbroken.training.preemption import Requests
 from unbroken.training.pulse import Pulse
 from unbroken.training.rehearsing import Rehearsal, rehearsal
+from unbroken.training.save_interval import AutoInterval
+from unbroken.training.save_policy import SavePolicy
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves
 from unbroken.training.settings import Settings
 from unbroken.training.unkept import UnkeptWatch
+from unbroken.training.validation import Validator
 from unbroken.training.whole_state import WholeState
 
 
@@ -45,6 +55,7 @@ class Assembly:
     health: HealthWatch
     boundary: Boundary
     micro_batches: MicroBatches
+    validator: Validator | None
 
 
 def assemble(settings: Settings) -> Assembly:
@@ -70,12 +81,18 @@ def assemble(settings: Settings) -> Assembly:
     saver = Saver(
         settings.directory,
         attempt,
-        keep=settings.keep,
+        keep=with_one_to_go_back_to(settings.keep, settings.health),
         keeps_snapshots=bool(settings.snapshot),
         full_disk=full_disk,
         memory_budget_bytes=settings.memory_budget_bytes,
+        verify=settings.verify,
     )
-    health = HealthWatch(settings.health or Health(action="warn"))
+    health = HealthWatch(
+        settings.health or Health(action="warn"),
+        rate=families.highest_rate(settings.values),
+        goal_step=lambda: heartbeat.goal_step,
+        has_scaler=lambda: families.has_scaler(settings.values),
+    )
     state = WholeState(
         parts=parts,
         position=position,
@@ -86,19 +103,41 @@ def assemble(settings: Settings) -> Assembly:
         environment={name: plain(value, f"environment/{name}") for name, value in environment().items()},
     )
     pulse = Pulse(heartbeat, state, saver)
+    validator = None if settings.validate is None else Validator(settings.validate, state)
     saves = Saves(
         saver,
         state.captured,
-        policies=settings.save,
+        policies=_auto(attempt, full_disk) if settings.save == "auto" else settings.save,
         snapshots=settings.snapshot,
         in_background=settings.background,
         pulse=pulse,
+        validator=validator,
     )
     ending = Ending(
         attempt=attempt, state=state, saver=saver, saves=saves, full_disk=full_disk, beat=pulse.beat
     )
     rehearsing = rehearsal(settings.plan, state, saver)
     unkept = UnkeptWatch(settings.values, parts)
+    recovery = Recovery(
+        watch=health,
+        attempt=attempt,
+        state=state,
+        saver=saver,
+        saves=saves,
+        full_disk=full_disk,
+        choices=settings.choices,
+        lowering=Lowering(settings.values, lambda: state.step),
+        beat=pulse.beat,
+        replaying=Replaying(
+            policy=health.policy,
+            attempt=attempt,
+            state=state,
+            full_disk=full_disk,
+            beat=pulse.step,
+            is_asked_to_stop=lambda: requests.stop_reason() is not None,
+            take_stepped=unkept.is_step_complete,
+        ),
+    )
     boundary = position.loop = Boundary(
         state=state,
         saves=saves,
@@ -106,6 +145,7 @@ def assemble(settings: Settings) -> Assembly:
         requests=requests,
         rehearsal=rehearsing,
         unkept=unkept,
+        recovery=recovery,
         pulse=pulse,
         best_of={policy.metric for policy in settings.keep if isinstance(policy, KeepBest)},
         copies=settings.plan is None,
@@ -124,4 +164,30 @@ def assemble(settings: Settings) -> Assembly:
         health=health,
         boundary=boundary,
         micro_batches=MicroBatches(attempt.directory),
+        validator=validator,
     )
+
+
+def _auto(attempt: Attempt, full_disk: FullDisk) -> list[SavePolicy]:
+    """Return what save="auto" stands for: it goes on from what the attempts before have measured."""
+
+    def keep(interval: SaveInterval) -> None:
+        try:
+            write_save_interval(attempt.directory, interval)
+        except StorageFullError as error:
+            # The next save writes it again.
+            full_disk.lose(error, "the record of the save interval")
+
+    def tell(interval: SaveInterval) -> None:
+        event = {"reason": interval.reason(), **asdict(interval)}
+        full_disk.write(lambda: attempt.journal.append("save-interval", **event), "the save interval")
+
+    return [
+        AutoInterval(
+            failures_before(attempt.run_directory, attempt.number),
+            kept=keep,
+            told=tell,
+            before=interval_before(attempt.run_directory, attempt.number),
+            durable_seconds=lambda: attempt.heartbeat.save_seconds,
+        )
+    ]

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir.last_words import LastWords
+from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
+from unbroken.training.leaving_out import in_words, windows_of
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
 from unbroken.training.saves import without_collecting
@@ -25,24 +27,18 @@ def begin(
     store = CheckpointStore(attempt.run_directory)
     swept = [*store.sweep(), *attempt.sweep()]
     act = without_collecting()(state.restore)
-    restoring = resume.Restoring(attempt.directory, act, non_finite)
+    rollbacks = read_rollbacks(attempt.run_directory)
+    state.rollbacks, state.position.windows = len(rollbacks), windows_of(rollbacks)
+    restoring = resume.Restoring(attempt.directory, act, non_finite, rollbacks)
     candidate = resume.choose(store, wanted, attempt.run.run_id, restoring)
     restored: RestoreReport | None = None
-    if candidate is None:
-        lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
-    else:
+    lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
+    if candidate is not None:
         saver.begin_from(candidate.checkpoint)
         resume.set_later_aside(store, candidate)
-        restored = report(
-            candidate.checkpoint,
-            candidate.restored,
-            passed_over=candidate.passed_over,
-            died=candidate.died,
-            environment=state.environment,
-            config=state.config,
-        )
+        restored = _reported(candidate, state)
         lines = restored.lines()
-    lines += micro_batches.in_words()
+    lines += [*in_words(rollbacks), *micro_batches.in_words()]
     attempt.journal.append(
         "began",
         step=state.step,
@@ -54,3 +50,14 @@ def begin(
     )
     attempt.say(LastWords(ending="running", step=state.step, checkpoint=saver.newest_name))
     return restored, lines
+
+
+def _reported(candidate: resume.Candidate, state: WholeState) -> RestoreReport:
+    return report(
+        candidate.checkpoint,
+        candidate.restored,
+        passed_over=candidate.passed_over,
+        died=candidate.died,
+        environment=state.environment,
+        config=state.config,
+    )

@@ -6,10 +6,12 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from unbroken.training.ending import Ending
+from unbroken.training.health.recovery import Recovery
 from unbroken.training.passes import Pass
-from unbroken.training.preemption import Requests
+from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.pulse import Pulse
 from unbroken.training.rehearsing import Rehearsal
 from unbroken.training.saves import Saves
@@ -36,6 +38,7 @@ class Boundary:
     requests: Requests
     rehearsal: Rehearsal
     unkept: UnkeptWatch
+    recovery: Recovery
     pulse: Pulse
     best_of: Collection[str]
     copies: bool
@@ -59,6 +62,7 @@ class Boundary:
 
     def step(self) -> None:
         """Note that a step is complete."""
+        self.state.position.note_counted(self.state.step)
         self._is_kept = False
         if self._evaluates_since is not None:
             lasted = time.monotonic() - self._evaluates_since
@@ -98,9 +102,11 @@ class Boundary:
 
     def before_batch(self, found: Pass) -> None:
         is_free = not found.is_inner and not self._blocks_without_saves
+        if self.copies and self.recovery.wants_first(found):
+            self._is_due = self.saves.wanted = True
         # Inside a step it waits for the step: nobody but the script knows how far that is.
         if self._is_due and is_free and not self.state.position.is_inside_step():
-            self._is_kept = self._act()
+            self._is_kept = self._act(found)
         elif self._is_kept:
             self._leave_if_asked()
 
@@ -108,6 +114,24 @@ class Boundary:
         if not found.is_inner:
             self.state.position.note_batch(found)
         self.pulse.batch(found, waited_seconds, trains=self.state.position.trains(found))
+
+    def read_past(self, found: Pass) -> None:
+        if self._is_kept:
+            self._leave_if_asked()
+        self.pulse.batch(found, 0.0, trains=self.state.position.trains(found))
+
+    def complete(self) -> None:
+        """End the run with what the loop ended with, unless the last step was found to be bad."""
+        try:
+            self.recovery.act(None)
+        except BaseException as error:
+            if not isinstance(error, StopRequested):
+                self.ending.fail(error)
+            raise
+        self.ending.complete()
+
+    def left_out(self, found: Pass, first: int, samples: list[Any]) -> None:
+        self.recovery.say_left_out(found, first, samples)
 
     def got_last(self, found: Pass) -> None:
         if found.is_inner:
@@ -135,16 +159,26 @@ class Boundary:
             self.unkept.tell()
             self.ending.leave(reason)
 
-    def _act(self) -> bool:
-        """Act on what is due, where the state is whole; True if this state is saved now."""
+    def _act(self, found: Pass | None = None) -> bool:
+        """Act on what is due, where the state is whole; True if this state is saved now.
+
+        `found` is the pass whose loop asks for a batch, None elsewhere.
+        """
         self._is_due = False
         self.rehearsal.at_boundary()
         self.saves.raise_failure()
+        if self.recovery.act(found):
+            self.is_best_due, self._evaluates_since = False, None
+            # Nothing is to be saved: this state is that of a checkpoint.
+            self._leave_if_asked()
+            return True
         reason = self.requests.stop_reason()
         if reason is not None:
             self.unkept.tell()
             self.ending.stop(reason)
         is_of_this_state = self.state.position.is_in_pass or not self.state.position.inside_epoch
+        if self.recovery.has_got_past():
+            self.saves.wanted = True
         if self.requests.take_save() or (self.is_best_due and is_of_this_state):
             self.saves.wanted = True
         is_saved = self.saves.take_if_due(*self.state.progress())

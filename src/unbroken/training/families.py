@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
@@ -73,6 +73,72 @@ def mark_gradients(parts: Mapping[str, object]) -> Callable[[], bool]:
     return lambda: False
 
 
+def mark_modes(parts: Mapping[str, object]) -> Callable[[], None]:
+    """Return a function that puts the modules of `parts` back into the modes, train or eval, of now."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.modes import mark_modes
+
+        return mark_modes(parts.values())
+    return lambda: None
+
+
+def drop_gradients(values: Iterable[object]) -> None:
+    """Let go of the gradients of what `values` are or train."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.gathering import drop_gradients
+
+        drop_gradients(values)
+
+
+class LowerRates(Protocol):
+    """Keeps learning rates lower until it is closed."""
+
+    def close(self) -> None:
+        """Lower no more."""
+
+
+def lower_rates(
+    parts: Mapping[str, object], factor: Callable[[], float]
+) -> tuple[LowerRates | None, list[str]]:
+    """Multiply the rates of the optimizers among `parts` by `factor()` as they step; see `LowerRates`.
+
+    Also return the names of the parts that look like optimizers and whose rates cannot be lowered.
+    """
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import lower_rate, rates
+
+        found = [optimizer for _, optimizer in rates.optimizers_of(parts)]
+        return lower_rate.LowerRates(found, factor) if found else None, rates.unknown_optimizers(parts)
+    return None, []
+
+
+def highest_rate(parts: Mapping[str, object]) -> Callable[[], float | None]:
+    """Return a function that tells the highest learning rate among `parts` of now, None if nobody knows."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.rates import HighestRate
+
+        return HighestRate(parts)
+    return lambda: None
+
+
+def has_scaler(parts: Mapping[str, object]) -> bool:
+    """Tell whether a gradient scaler is among `parts`, which leaves out steps whose gradients overflow."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.rates import has_scaler
+
+        return has_scaler(parts)
+    return False
+
+
+def ranks() -> Any:
+    """Return the ranks that train together, to ask each other in each step, or None if there is one alone."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.collective import ranks
+
+        return ranks()
+    return None
+
+
 def weights(model: object) -> Any:
     """Return the weights of a model of a framework, to be compared and filled; None if it is none."""
     if "torch" in sys.modules:
@@ -119,3 +185,41 @@ def keyed_loader(loader: object, name: str) -> Any:
 
         return family.keyed_loader(loader, name)
     return None
+
+
+def step_watch(
+    parts: Mapping[str, object], usual: Collection[str], before: Any = None, *, runs_eagerly: bool = True
+) -> Any:
+    """Return what looks, as a step is done in its block, for what is not finite and should be, or None."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch.first_non_finite import StepWatch
+
+        return StepWatch(parts, usual, before, runs_eagerly=runs_eagerly)
+    return None
+
+
+def bad_tensors(parts: Mapping[str, object]) -> list[str]:
+    """Return the names of the tensors in models, and of their gradients, that are not finite."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import first_non_finite
+
+        return first_non_finite.bad_tensors(parts)
+    return []
+
+
+def bad_rows(batch: object, size: int) -> list[int]:
+    """Return the places in `batch` of those of its `size` samples whose numbers are not finite."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import first_non_finite
+
+        return first_non_finite.bad_rows(batch, size)
+    return []
+
+
+def may_vary() -> bool:
+    """Tell whether kernels may be in use whose results are not the same each time."""
+    if "torch" in sys.modules:
+        from unbroken.frameworks.torch import first_non_finite
+
+        return first_non_finite.may_vary()
+    return False

@@ -34,6 +34,7 @@ class FullDisk:
         self._is_asked_to_stop = is_asked_to_stop
         self._retry_seconds = retry_seconds
         self.given_up = 0
+        self.waited_seconds = 0.0
         self._told: set[str] = set()
 
     def write(self, act: Callable[[], _T], what: str) -> _T | None:
@@ -45,6 +46,15 @@ class FullDisk:
             return act()
         except StorageFullError as error:
             return self.after(error, act, what)
+
+    def write_surely(self, act: Callable[[], _T], what: str) -> _T:
+        """Return what `act` returns: what cannot be done without. Raises StorageFullError unless it waits."""
+        try:
+            return act()
+        except StorageFullError as error:
+            if self._policy != "pause":
+                raise
+            return self._wait(error, act, what)
 
     def after(self, error: StorageFullError, again: Callable[[], _T], what: str) -> _T | None:
         """The same, when `error` has been met already."""
@@ -77,11 +87,13 @@ class FullDisk:
             if self._is_asked_to_stop():
                 raise error
             time.sleep(self._retry_seconds)
+            waited_seconds = time.monotonic() - since
             try:
                 found = again()
             except StorageFullError as still:
                 error = still
                 continue
+            self.waited_seconds += waited_seconds
             tell(f"{what} is written after {time.monotonic() - since:.0f} seconds, training goes on")
             self._beat("training")
             return found

@@ -12,8 +12,9 @@ from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
-from unbroken.state.paths import name_of
+from unbroken.state.paths import name_of, part_of
 from unbroken.state.table import TensorTable
+from unbroken.state.tensors import FLOATING, bytes_of
 from unbroken.training import families
 from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
@@ -46,9 +47,11 @@ class Parts:
             Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
         self._restoration: Restoration | None = None
+        self._sound: frozenset[str] = frozenset()
         # Now rather than at the first save, which may be hours away. Nothing is copied.
         table = TensorTable()
         self.encode(table)
+        self._sound = self._sound_buffers(table)
         self._check_non_finite(table)
         # Of the script: what a restore puts in their place is another matter.
         self._script_settings = {
@@ -83,6 +86,10 @@ class Parts:
         """Return a function that tells whether gradients have changed since now."""
         return families.mark_gradients({part.name: part.value for part in self._parts})
 
+    def drop_gradients(self) -> None:
+        """Let go of all gradients: a restored state that is not inside a step has none."""
+        families.drop_gradients([part.value for part in self._parts])
+
     def unkept_changes(self) -> list[str]:
         """Return a line for each thing that changes on a part and is in no checkpoint."""
         return [
@@ -92,8 +99,14 @@ class Parts:
             for line in part.handler.unkept_changes(part.value)
         ]
 
+    def bad_tensors(self) -> list[str]:
+        """Return the names of the tensors in models, and of gradients, that are not finite and should be."""
+        found = families.bad_tensors({part.name: part.value for part in self._parts})
+        return [name for name in found if not matches(name, self._choices.non_finite)]
+
     def encode(self, table: TensorTable, *, inside_step: bool = False) -> dict[str, PartEntry]:
         """Return the state of every part; see `encode_parts`."""
+        table.sound = self._sound
         entries = encode_parts(self._parts, table, inside_step=inside_step)
         if patterns := self._choices.non_finite:
             table.exempt |= {
@@ -102,6 +115,25 @@ class Parts:
                 if any(matches(name_of(place), patterns) for place in (path, *table.aliases.get(path, ())))
             }
         return entries
+
+    def _sound_buffers(self, table: TensorTable) -> frozenset[str]:
+        """Return the paths of the buffers of modules that are finite now: statistics, not masks of -inf."""
+        modules = {part.name for part in self._parts if part.tensors.are_tied}
+        buffers = {
+            path: source
+            for path, source in table.sources.items()
+            if source.dtype in FLOATING
+            and part_of(path) in modules
+            and not (source.is_trained or source.is_frozen)
+        }
+        if not buffers:
+            return frozenset()
+        # Loaded here: what looks at numbers needs NumPy, and without any there is nothing to look at.
+        from unbroken.frameworks.finite import count_non_finite
+
+        return frozenset(
+            path for path, source in buffers.items() if not count_non_finite(bytes_of(source), source.dtype)
+        )
 
     def _check_non_finite(self, table: TensorTable) -> None:
         names = [name_of(path) for path in (*table.sources, *chain(*table.aliases.values()))]

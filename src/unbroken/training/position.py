@@ -11,10 +11,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.checkpoint.manifest import Position as SavedPosition
+from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
 from unbroken.frameworks.places import Inventory, unmoved
 from unbroken.frameworks.rng import capture_global_rng
+from unbroken.rundir.rollbacks import Window
 from unbroken.rundir.tell import tell
+from unbroken.training.consumption import Consumption
+from unbroken.training.loader_places import LoaderPlaces
 from unbroken.training.parts import Parts
 from unbroken.training.passes import Loop, Pass
 from unbroken.training.replay import (
@@ -25,9 +29,7 @@ from unbroken.training.replay import (
     Slot,
     carries_state,
     check_randomness,
-    data,
     held_by,
-    looks,
 )
 
 
@@ -39,7 +41,7 @@ class Position:
     before the first pass, and told of each. `begins_inside_step` is True after a
     restore of gradients that were gathered for a step, until that step is complete. `watch`, if it is set,
     gets the batches of each pass, the identity of its loader's place and whether it is nested in another,
-    and returns what hands them out.
+    and returns what hands them out. `windows` are the batches that this run leaves out.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -60,8 +62,10 @@ class Position:
         self._built_before: Inventory | None = None
         # The random states that entering a run that goes on has left.
         self._entered_with: dict[str, object] | None = None
-        self.begins_inside_step = self._takes_steps = False
+        self.begins_inside_step = self._takes_steps = self.is_replayed = False
         self.watch: Callable[[Iterator[Any], int, bool], Iterator[Any]] | None = None
+        self.windows: tuple[Window, ...] = ()
+        self.consumption = Consumption()
         # Set by the first batch since the last step: whether gradients are being gathered by now.
         self._is_gathering: Callable[[], bool] | None = None
 
@@ -95,6 +99,10 @@ class Position:
             found.note_step()
             found.slot.takes_steps = self._takes_steps = True
 
+    def note_counted(self, step: int) -> None:
+        """Note that the step of this number was counted, whole or a part of one."""
+        self.consumption.note_step(step, [found.place for found in self._open() if found.place is not None])
+
     def note_part_of_a_step(self) -> None:
         """Note that the script counts a step in which no optimizer has moved: more of it is to come."""
         self._is_gathering = lambda: True
@@ -110,6 +118,8 @@ class Position:
 
     def note_batch(self, found: Pass) -> None:
         """Note that a pass has handed out a batch."""
+        if found.place is not None:
+            self.consumption.note_batch(found.place, found.slot.number - 1)
         if self._is_gathering is None:
             self._is_gathering = (lambda: True) if found.steps else self._parts.mark_gradients()
 
@@ -117,15 +127,9 @@ class Position:
         """Tell whether a pass is one that takes steps, as far as is known; another one evaluates."""
         return not found.is_inner and (found.slot.takes_steps or not self._takes_steps)
 
-    def restore(
-        self,
-        epoch: int,
-        inside_epoch: bool,
-        loaders: list[dict[str, Any]],
-        passes: tuple[tuple[int, ...], tuple[int, ...]],
-    ) -> None:
-        """Take over the position of a checkpoint."""
-        self.epoch, self.inside_epoch = epoch, inside_epoch
+    def restore(self, saved: SavedPosition, loaders: list[dict[str, Any]]) -> None:
+        """Take over the position of a checkpoint, with the decoded state of its `loaders`."""
+        self.epoch, self.inside_epoch = saved.epoch, saved.inside_epoch
         self._slots = [
             Slot(
                 name=kept["name"],
@@ -135,11 +139,51 @@ class Position:
                 # Checkpoints of earlier releases do not say.
                 epoch=kept.get("epoch"),
                 outlives=kept.get("outlives", ()),
+                number=_number(kept),
             )
             for kept in loaders
         ]
-        self._script, self._script_open = list(passes[0]), frozenset(passes[1])
+        self._script, self._script_open = list(saved.passes), frozenset(saved.open)
+        self.consumption.restore(saved.steps)
         self._entered_with = capture_global_rng()
+
+    def lies_in(self, found: Pass, saved: SavedPosition, loaders: list[dict[str, Any]]) -> bool:
+        """Tell whether a checkpoint's position lies in the pass `found`, and nothing else has moved since.
+
+        Then that pass can go on from there in this process: none of its loader's plain attributes, such as
+        a count that its sampler keeps, has moved in it, and all other loaders are as they were.
+        """
+        passes, still_open = self.passes()
+        here = (self.epoch, self.inside_epoch, passes, still_open)
+        slots = self._with_nested(None)
+        if self._script or self._open() != [found] or found.place is None or len(slots) != len(loaders):
+            return False
+        others = [(slot, kept) for slot, kept in zip(slots, loaders, strict=True) if slot is not found.slot]
+        attributes = (found.slot.state()["state"] or {}).get("attributes", {})
+        return (
+            here == (saved.epoch, saved.inside_epoch, saved.passes, saved.open)
+            and attributes.get("before") == attributes.get("now")
+            and all(slot.state() == kept for slot, kept in others)
+        )
+
+    def go_back(self, found: Pass, saved: SavedPosition, loaders: list[dict[str, Any]]) -> None:
+        """Let the pass `found` go on from the position of a checkpoint that `lies_in` it.
+
+        The parts are restored already; they are put to the checkpoint once more, as when a pass is resumed.
+        """
+        slot = found.slot
+        kept = loaders[self._slots.index(slot)]
+
+        def begin() -> Iterator[Any]:
+            # Made anew, as in another process; workers of the old one end with it.
+            slot.batches, slot.number = None, _number(kept)
+            batches = slot.bind(slot.loader)
+            batches.restore(kept["state"])
+            return batches.iterate(inside_epoch=True, after_replay=self._parts.restore_again)
+
+        found.go_on_with(begin, self.windows)
+        self.consumption.restore(saved.steps)
+        self._is_gathering = None
 
     def put_back(self) -> None:
         """Put all parts to the checkpoint once more, as the first epoch of this process begins."""
@@ -175,7 +219,8 @@ class Position:
         self.inside_epoch = False
 
     def check_whole(self) -> None:
-        """Raise where no position could be continued: inside a nested loop, or off the script."""
+        """Raise where no position could be continued: in a nested loop or a replay, or off the script."""
+        self.check_not_replayed("step")
         self._check_played()
         if any(found.is_inner for found in self._open()):
             raise UnsupportedStateError(
@@ -183,16 +228,25 @@ class Position:
                 hint="iterate the inner loader itself; only the loop that takes steps needs run.batches",
             )
 
+    def check_not_replayed(self, method: str) -> None:
+        """Raise in a replay: its steps are no steps of training, which `method` of the run is for."""
+        if self.is_replayed:
+            raise UsageError(
+                f"run.{method}: called by the function given as replay= of Health, whose steps do not count",
+                hint=f"call run.{method} in the loop, after that function",
+            )
+
     def begin_pass(
         self, loader: object, name: str | None, randomness: Randomness = "capture"
     ) -> Iterator[Any]:
         """Return the batches of `loader` that training has not consumed yet."""
+        self.check_not_replayed("batches")
         check_randomness(randomness)
         if self.is_in_pass:
             return self._begin_inner(loader, name, randomness)
         if self._script:
             return self._play(loader, randomness)
-        index = self._find(loader, name, randomness)
+        index = self._places().find(loader, name, randomness)
         self._passes.append(index)
         return self._begin(self._slots[index], loader, is_inner=False)
 
@@ -202,8 +256,8 @@ class Position:
         known = any(slot.loader is loader for slot in self._slots)
         slot = Slot(name=name, randomness=randomness)
         state = {} if known else slot.bind(loader).state()
-        if known or carries_state(state) or self._kept_like(state, name):
-            slot = self._slots[self._find(loader, name, randomness)]
+        if known or carries_state(state) or self._places().kept_like(state, name):
+            slot = self._slots[self._places().find(loader, name, randomness)]
         else:
             self._nested.append(slot)
         return self._begin(slot, loader, is_inner=True)
@@ -228,6 +282,7 @@ class Position:
 
     def _begin(self, slot: Slot, loader: object, *, is_inner: bool) -> Iterator[Any]:
         batches = slot.bind(loader)
+        slot.number = 0
         if slot.restored is not None:
             self._restore_between(slot, batches, slot.restored)
         return self._started(slot, self._watched(slot, batches.iterate(), is_inner), is_inner=is_inner)
@@ -256,7 +311,9 @@ class Position:
     def _started(self, slot: Slot, batches: Iterator[Any], *, is_inner: bool) -> Iterator[Any]:
         slot.epoch = self.epoch
         assert self.loop is not None, "a pass begins before the run was entered"
-        found = Pass(slot, batches, self.loop, is_inner=is_inner)
+        place = None if is_inner else (self.epoch, len(self._passes) - 1)
+        windows = () if is_inner else self.windows
+        found = Pass(slot, batches, self.loop, is_inner=is_inner, place=place, windows=windows)
         self._begun = [*(ref for ref in self._begun if ref() is not None), weakref.ref(found)]
         return found
 
@@ -281,99 +338,14 @@ class Position:
         passes = [found for ref in self._begun if (found := ref()) is not None]
         return [found for found in passes if not found.is_over]
 
-    def _find(self, loader: object, name: str | None, randomness: Randomness) -> int:
-        """Return the place of a loader that begins a new pass; it gets a new one if it has none."""
-        for index, slot in enumerate(self._slots):
-            if slot.loader is loader:
-                slot.check(randomness)
-                if slot.epoch != self.epoch:
-                    slot.is_rebuilt = False
-                return index
-        named = [index for index, slot in enumerate(self._slots) if slot.name == name]
-        alike = [index for index in named if self._slots[index].randomness == randomness]
-        if randomness == "keyed" and alike:
-            return self._rebuilt_keyed(alike[0])
-        unmet = [index for index in named if self._slots[index].loader is None]
-        fresh = Slot(name=name, randomness=randomness)
-        if not named and name is not None:
-            # It may have got its name since.
-            unmet = self._kept_like(fresh.bind(loader).state(), None)
-        if unmet:
-            fitting = [index for index in unmet if self._slots[index].randomness == randomness]
-            if not fitting:
-                self._slots[unmet[0]].check(randomness)
-            index = self._one_of(fitting, fresh, loader)
-            self._slots[index].name = name
-            return index
-        replaced = self._replaced_inner(alike, fresh, loader) if self.is_in_pass else self._replaced(alike)
-        fresh.bind(loader)
-        if replaced is not None:
-            self._slots[replaced].replace(fresh)
-            return replaced
-        self._tell_if_alike(fresh.bind(loader).state(), name)
-        self._slots.append(fresh)
-        return len(self._slots) - 1
-
-    def _rebuilt_keyed(self, index: int) -> int:
-        """Return the place of the keyed loader of a name, which one that was built since goes on from."""
-        if index in self._passes:
-            raise UnsupportedStateError(
-                "batches: expected one loader with keyed randomness, found a second one of the same name",
-                hint="name them: run.batches(loader, randomness='keyed', name='warm-up')",
-            )
-        return index
-
-    def _one_of(self, unmet: list[int], fresh: Slot, loader: object) -> int:
-        """Choose among loaders of the checkpoint that this process has not met yet."""
-        kept = {index: self._slots[index].restored or {} for index in unmet}
-        if len(unmet) == 1 or not any(map(carries_state, kept.values())):
-            return unmet[0]
-        live = fresh.bind(loader).state()
-        # How batches are made may have changed since.
-        for told_by in (looks, data):
-            same = [index for index in unmet if told_by(kept[index]) == told_by(live)]
-            if len(same) == 1:
-                return same[0]
-        raise UnsupportedStateError(
-            f"batches: cannot tell which of {len(unmet)} loaders of the checkpoint this one is",
-            hint="go on from a checkpoint inside an epoch, or in a new run directory, and name them: "
-            "run.batches(loader, name='warm-up')",
+    def _places(self) -> LoaderPlaces:
+        return LoaderPlaces(
+            slots=self._slots,
+            passes=self._passes,
+            passes_before=self._passes_before,
+            epoch=self.epoch,
+            is_nested=self.is_in_pass,
         )
-
-    def _kept_like(self, state: dict[str, Any], name: str | None) -> list[int]:
-        """Return the loaders of the checkpoint that look like the one of `state`, and whose own matters."""
-        return [
-            index
-            for index, slot in enumerate(self._slots)
-            if slot.loader is None and slot.name == name
-            if carries_state(slot.restored or {}) and looks(slot.restored or {}) == looks(state)
-        ]
-
-    def _tell_if_alike(self, state: dict[str, Any], name: str | None) -> None:
-        """Say of a new loader that a resume could not tell it from another one, before that matters."""
-        others = [slot.state()["state"] or {} for slot in self._slots if slot.name is None and name is None]
-        if any(looks(other) == looks(state) and carries_state(other) for other in others):
-            tell(
-                "batches: after a resume between two epochs two loaders of the same data could not be told "
-                "apart; name them: run.batches(loader, name='warm-up')"
-            )
-
-    def _replaced(self, alike: list[int]) -> int | None:
-        """Return the place of the loader that stood here in the epoch before and was not met in this one."""
-        if len(self._passes) >= len(self._passes_before):
-            return None
-        index = self._passes_before[len(self._passes)]
-        return index if index not in self._passes and index in alike else None
-
-    def _replaced_inner(self, alike: list[int], fresh: Slot, loader: object) -> int | None:
-        """Return the place of a nested loader of earlier epochs in whose stead this one is."""
-        found = looks(fresh.bind(loader).state())
-        for index in alike:
-            is_inner = index not in (*self._passes, *self._passes_before)
-            slot = self._slots[index]
-            if is_inner and slot.epoch != self.epoch and looks(slot.state()["state"] or {}) == found:
-                return index
-        return None
 
     def _restore_between(self, slot: Slot, batches: ResumableBatches, state: dict[str, Any]) -> None:
         """Restore a loader whose next pass is a new one."""
@@ -398,3 +370,9 @@ class Position:
             state = {**kept, "generators": state["generators"]}
         with unmoved(in_use):
             batches.restore(state)
+
+
+def _number(kept: dict[str, Any]) -> int:
+    """Return how many batches a loader's pass had handed out; checkpoints of earlier releases may not say."""
+    state = kept["state"] or {}
+    return int(kept.get("batches", state.get("batches", state.get("consumed", 0))))

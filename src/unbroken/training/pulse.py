@@ -26,6 +26,9 @@ class Pulse:
     def beat(self, phase: str) -> None:
         """Say that the run is alive in `phase`."""
         self.phase = phase
+        if phase == "done" and self._heartbeat.goal_step:
+            # Data that was left out was counted, and a loop may end early.
+            self._heartbeat.goal_step = self._state.step
         self._heartbeat.beat(phase=phase, step=self._state.step, checkpoint_step=self._saver.newest_step)
 
     def step(self) -> None:

@@ -60,6 +60,12 @@ class ResumableBatches(Protocol):
     def generators(self) -> list[object]:
         """Return the random generators that a restore sets, the process's own ones aside."""
 
+    def samples(self, back: int) -> list[Any] | None:
+        """Return the indices of the samples in the batch handed out `back` batches ago, 1 for the newest.
+
+        None where samples have no indices, and for what another pass or process handed out.
+        """
+
 
 class ResumableIterable:
     """Any iterable that begins anew each time, or that has a `state_dict` of its own.
@@ -106,6 +112,9 @@ class ResumableIterable:
 
     def generators(self) -> list[object]:
         return self._held.objects()
+
+    def samples(self, back: int) -> list[Any] | None:
+        return None
 
     def iterate(
         self, *, inside_epoch: bool = False, after_replay: Callable[[], None] | None = None
@@ -251,7 +260,8 @@ class Slot:
     `is_rebuilt`: the script makes a new loader each epoch, so that only what `outlives` it is carried over;
     None as long as nobody can know. One with keyed randomness goes on all the same. `epoch` is that of its
     latest pass; None if each evaluation builds it. `takes_steps`: a pass of this process took one. `shared`
-    is what the loader before this one held, too.
+    is what the loader before this one held, too. `number` counts the batches that its latest pass has handed
+    out or left out, in this process and before.
     """
 
     name: str | None = None
@@ -265,6 +275,7 @@ class Slot:
     outlives: Sequence[str] = ()
     shared: list[object] | None = None
     is_told: bool = False
+    number: int = 0
 
     def bind(self, loader: object) -> ResumableBatches:
         if self.batches is None or self.loader is not loader:
@@ -312,6 +323,7 @@ class Slot:
                 self.is_told = True
                 tell(f"batches: a resume would not bring back {', '.join(lost)}; build the loader once only")
         of_loader = {"is_rebuilt": self.is_rebuilt, "epoch": self.epoch, "outlives": self.outlives}
+        of_loader["batches"] = self.number
         return {"name": self.name, "state": kept, **of_loader}
 
     def look(self) -> tuple[Any, ...]:

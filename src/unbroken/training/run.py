@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from unbroken.checkpoint.retention import KeepLast, RetentionPolicy
 from unbroken.errors import UsageError
@@ -21,11 +21,13 @@ from unbroken.training.arguments import (
     plain,
     policies,
     run_directory,
+    save_policies,
 )
 from unbroken.training.assembly import assemble
 from unbroken.training.beginning import begin
 from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDiskPolicy
+from unbroken.training.health.after_resume import AfterResume, after_resume
 from unbroken.training.health.policy import Health
 from unbroken.training.memory_guard import MemoryGuardPolicy
 from unbroken.training.preemption import StopRequested
@@ -55,9 +57,10 @@ class Run:
                     run.step(loss=train_step(images, labels))
 
     `directory` is the run directory; under `unbroken run` it may be left out. `save` and `keep` say
-    when to save and what to retain. `resume` is "auto" (go on, or begin), "never", "must" or the name
-    of a checkpoint. `config` is kept in every checkpoint, and a change of it is reported. `handlers`
-    are asked before our own how the state of a part is taken out and put back.
+    when to save and what to retain; with `save="auto"` the run finds the interval itself. `resume` is
+    "auto" (go on, or begin), "never", "must" or the name of a checkpoint. `config` is kept in every
+    checkpoint, and a change of it is reported. `handlers` are asked before our own how the state of a
+    part is taken out and put back.
 
     A restore is strict. What may differ is said by name, with `*` for any text: `rename` maps names, or
     their first segments, or regular expressions, from the checkpoint's to the program's; `allow` are names
@@ -66,6 +69,10 @@ class Run:
     which the script's value wins, and `horizon` says what becomes of a schedule of another length: "keep",
     "stretch" or "hold". `non_persistent` are buffers to keep that a state_dict leaves out, `non_finite`
     trained tensors that may hold NaN or infinity: a state with others is saved, and never resumed from.
+
+    `health` says what is done about losses that are not well, see `Health`; without it people are told, and
+    no more. `validate()` is asked before each checkpoint: if it returns False or a reason, nothing resumes
+    from that one. `verify` says how much of what was written is read back: "off", "sampled" or "always" all.
 
     Checkpoints are written beside training; with `background=False` training waits. `snapshot` says when
     to copy the state to memory that outlives this process: should it be killed or crash, the newest copy
@@ -87,7 +94,7 @@ class Run:
         self,
         directory: str | os.PathLike[str] | None = None,
         *,
-        save: Sequence[SavePolicy] = DEFAULT_SAVE,
+        save: Sequence[SavePolicy] | Literal["auto"] = DEFAULT_SAVE,
         keep: Sequence[RetentionPolicy] = DEFAULT_KEEP,
         snapshot: Sequence[SavePolicy] = (),
         resume: str = "auto",
@@ -118,7 +125,7 @@ class Run:
         self.directory = run_directory(directory)
         self._settings = Settings(
             directory=self.directory,
-            save=policies("save", save),
+            save=save_policies(save),
             keep=policies("keep", keep),
             snapshot=policies("snapshot", snapshot),
             resume=resume,
@@ -164,7 +171,7 @@ class Run:
         )
         self._full_disk, self._requests, self._rehearsal = built.full_disk, built.requests, built.rehearsal
         self._unkept, self._boundary, self._health = built.unkept, built.boundary, built.health
-        self._micro_batches = built.micro_batches
+        self._micro_batches, self._validator = built.micro_batches, built.validator
         try:
             self._begin()
             self._rehearsal.about_to_begin()
@@ -182,9 +189,11 @@ class Run:
             # A forked child that leaves the block by an exception or sys.exit: the run is its parent's.
             return
         try:
+            if self._after_resume is not None:
+                self._after_resume.end()
             if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
                 self._unkept.tell()
-                self._ending.complete()
+                self._boundary.complete()
             elif not isinstance(error, StopRequested):
                 self._ending.fail(error)
         finally:
@@ -198,6 +207,11 @@ class Run:
     def step_count(self) -> int:
         """The number of optimizer steps completed, those before a resume included."""
         return self._state.step if "_state" in vars(self) else 0
+
+    @property
+    def went_on_from(self) -> tuple[int, ...]:
+        """The steps that this process went on from: in a resume at its start, and in each roll-back since."""
+        return tuple(self._state.went_on_from) if "_state" in vars(self) else ()
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs from 0 that are still to be trained, of `count` in all.
@@ -275,6 +289,8 @@ class Run:
         self._state.metrics = encoded_metrics(values)
         self._log("step", epoch=self._position.epoch, metrics=values)
         self._health.step(self._state.step, values)
+        if self._after_resume is not None:
+            self._after_resume.step(self._state.step, values)
         self._pulse.step()
         self._unkept.check()
         self._boundary.step()
@@ -322,7 +338,18 @@ class Run:
             wanted=self._settings.resume,
             non_finite=self._settings.choices.non_finite,
         )
+        self._boundary.recovery.begin()
         self._saves.taken(*self._state.progress())
+        self._after_resume: AfterResume | None = None
+        if self.restored is not None:
+            self._after_resume = after_resume(
+                self.restored,
+                attempt=self._attempt,
+                saver=self._saver,
+                full_disk=self._full_disk,
+                policy=self._health.policy,
+                non_finite=self._settings.choices.non_finite,
+            )
         tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
@@ -338,6 +365,7 @@ class Run:
                 closing(self._attempt),
                 closing(self._saver),
                 closing(self._unkept),
+                closing(self._boundary.recovery),
                 closing(self._rehearsal),
             ):
                 self._position.close()
@@ -349,4 +377,11 @@ class Run:
             raise UsageError(
                 f"run.{method}: expected to be inside the `with` block of the run",
                 hint="write `with unbroken.Run(...) as run:` around the training loop",
+            )
+        if method not in ("micro_batches", "without_saves"):
+            self._position.check_not_replayed(method)
+        if self._validator is not None and self._validator.is_asking:
+            raise UsageError(
+                f"run.{method}: expected not to be called in the check of validate=",
+                hint="a check looks at the state and says whether it is good; it is no part of training",
             )

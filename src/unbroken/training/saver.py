@@ -21,6 +21,9 @@ from unbroken.rundir.tell import tell
 from unbroken.state.table import TensorTable
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
+from unbroken.training.read_back import ReadBack
+from unbroken.training.save_events import SaveEvents
+from unbroken.training.settings import VerifyPolicy
 
 # By name, for the process that writes: what it needs besides is NumPy.
 _LOOK = "unbroken.frameworks.finite"
@@ -31,7 +34,8 @@ class Saver:
 
     Each state goes to a slot of shared memory first. With `keeps_snapshots` there are two, and `snapshot`
     fills the one that is free: should this process die, the newest whole one becomes a checkpoint. Where
-    `memory_budget_bytes` are not enough for two, there is one, and no snapshot while it is filled anew.
+    `memory_budget_bytes` are not enough for two, there is one, and no snapshot while it is filled anew. With
+    `verify` each checkpoint is read back from the disk, and what is damaged is written once more.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Saver:
         keeps_snapshots: bool,
         full_disk: FullDisk,
         memory_budget_bytes: int | None = None,
+        verify: VerifyPolicy = "off",
     ) -> None:
         self._directory = directory
         self._store = CheckpointStore(directory)
@@ -50,12 +55,15 @@ class Saver:
         self._full_disk = full_disk
         self._budget_bytes = memory_budget_bytes
         self._attempt = attempt
+        self._events = SaveEvents(attempt, full_disk)
+        self._read_back = ReadBack(verify, self._store, self._events)
         self._writer: Writer | None = None
         self._keeps_snapshots = keeps_snapshots
         self._slots = [Slot() for _ in range(2 if keeps_snapshots else 1)]
         self._sequence = 0
         self._blocked: str | None = None
-        self._save_began = 0.0
+        # What a save takes before its writing begins: the user's check, and the copy.
+        self._capture_seconds = 0.0
         self._committed_sequence = 0
         self._newest: Committed | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unbroken-saver")
@@ -77,6 +85,11 @@ class Saver:
         return self._keeps_snapshots
 
     @property
+    def paused_seconds(self) -> float:
+        """How long training has waited so far for a disk that was full."""
+        return self._full_disk.waited_seconds
+
+    @property
     def is_writing(self) -> bool:
         """True while a checkpoint is being written in the background."""
         return self._in_flight is not None and not self._in_flight[1].done()
@@ -96,15 +109,19 @@ class Saver:
             slot.prepare(table)
             self._share(slot)
 
-    def save(self, description: Description, table: TensorTable) -> None:
+    def save(self, description: Description, table: TensorTable, *, began: float | None = None) -> None:
         """Capture the state now and write it in the background.
 
-        Raises SaveFailedError if the save before this one failed.
+        `began` is when this save did, by time.monotonic, if that was earlier. Raises SaveFailedError if
+        the save before this one failed.
         """
-        self._save_began = time.monotonic()
+        asked = time.monotonic()
+        before = 0.0 if began is None else asked - began
         self.wait()
+        free = time.monotonic()
         slot = self._free_slot()
         self._fill(slot, description, table)
+        self._capture_seconds = before + time.monotonic() - free
         self._begin_write(slot)
 
     def snapshot(self, description: Description, table: TensorTable) -> bool:
@@ -176,10 +193,15 @@ class Saver:
         is_written = self.wait()
         newest = max(self._slots, key=lambda slot: slot.sequence)
         if newest.sequence > self._committed_sequence:
-            self._save_began = time.monotonic()
+            self._capture_seconds = 0.0
             self._begin_write(newest)
             is_written = self.wait()
         return is_written
+
+    def forget_copies(self) -> None:
+        """Let no copy of a state that is in memory now become a checkpoint; nothing is being written."""
+        for slot in self._slots:
+            slot.forget()
 
     def close(self) -> None:
         """End thread and process; what is being written is finished first."""
@@ -231,7 +253,8 @@ class Saver:
         self._writer.share(slot)
 
     def _begin_write(self, slot: Slot) -> Future[bool]:
-        future = self._thread.submit(self._write, slot)
+        # One that is tried again, when there is space, has begun again.
+        future = self._thread.submit(self._write, slot, time.monotonic() - self._capture_seconds)
         self._in_flight = slot, future
         return future
 
@@ -241,62 +264,54 @@ class Saver:
         self._in_flight = None
         return future.result()
 
-    def _write(self, slot: Slot) -> bool:
+    def _write(self, slot: Slot, began: float) -> bool:
         """Let the process write, then say so and prune; True when that is done. In the thread."""
         writer = self._writer
         assert writer is not None, "asked to write before anything was captured"
-        try:
-            committed = writer.commit(slot)
-        except UnbrokenError as error:
-            self._note("save-failed", error=error.kind, message=error.message)
-            raise
+        # The slot still holds the state when it is to be written once more.
+        committed = self._read_back.write(writer, lambda: self._commit(writer, slot, began))
         self._newest = committed
-        self._attempt.heartbeat.save_seconds = time.monotonic() - self._save_began
         self._committed_sequence = max(self._committed_sequence, slot.sequence)
-        self._note("saved", step=committed.step, checkpoint=committed.name)
-        if committed.not_finite:
-            self._tell_of(committed)
-        else:
+        if committed.is_good:
             point_latest(self._directory, committed.name)
+        else:
+            self._events.bad_state(committed)
         self._prune(committed, writer)
         return True
 
-    def _tell_of(self, bad: Committed) -> None:
-        """Say that a state is not finite: nothing goes on from it."""
-        self._note("not-finite", checkpoint=bad.name, found=bad.not_finite)
-        tell(
-            f"{bad.name} holds {bad.not_finite}: it is kept as evidence, and never resumed from",
-            "stop and look for the cause; a restart goes on from the newest checkpoint that is finite. "
-            "If they belong there, name them by non_finite= of Run",
-        )
-
-    def _note(self, kind: str, **fields: object) -> None:
+    def _commit(self, writer: Writer, slot: Slot, began: float) -> Committed:
         try:
-            self._attempt.journal.append(kind, **fields)
-            self._attempt.journal.sync()
-        except StorageFullError as error:
-            # The checkpoint is what counts; the journal is for people.
-            self._full_disk.lose(error, f"the event {kind!r}")
+            committed = writer.commit(slot)
+        except UnbrokenError as error:
+            self._events.note("save-failed", error=error.kind, message=error.message)
+            raise
+        self._attempt.heartbeat.save_seconds = time.monotonic() - began
+        self._events.note("saved", step=committed.step, checkpoint=committed.name)
+        return committed
 
     def _prune(self, newest: Committed, writer: Writer) -> None:
         if not self._keep:
             return
         try:
-            plan = self._store.prune(self._keep, run_id=self._attempt.run.run_id, is_intact=writer.is_intact)
+            plan = self._store.prune(
+                self._keep,
+                run_id=self._attempt.run.run_id,
+                is_intact=lambda name: self._read_back.is_intact(writer, name),
+            )
         except StorageFullError as error:
             # The next save prunes again.
             self._full_disk.lose(error, "pruning of older checkpoints")
             return
         except UnbrokenError as error:
-            self._note("prune-failed", checkpoint=newest.name, message=error.message)
+            self._events.note("prune-failed", checkpoint=newest.name, message=error.message)
             raise SaveFailedError(
                 f"{newest.name} is saved, but older checkpoints could not be pruned: {error.message}",
                 hint=error.hint,
             ) from error
         if plan.blocked is not None:
-            self._note("prune-blocked", reason=plan.blocked)
+            self._events.note("prune-blocked", reason=plan.blocked)
             if plan.blocked != self._blocked:
                 tell(f"nothing is pruned: {plan.blocked}")
         self._blocked = plan.blocked
         for name, reason in plan.pruned.items():
-            self._note("pruned", checkpoint=name, reason=reason)
+            self._events.note("pruned", checkpoint=name, reason=reason)

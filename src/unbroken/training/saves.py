@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from unbroken.checkpoint.snapshot import Description
+from unbroken.errors import SaveFailedError
 from unbroken.state.table import TensorTable
 from unbroken.training.pulse import Pulse
+from unbroken.training.save_interval import AutoInterval
 from unbroken.training.save_policy import Due, SavePolicy
 from unbroken.training.saver import Saver
+from unbroken.training.validation import Answer, Validator
 
 Capture = Callable[[], tuple[Description, TensorTable]]
 
 
 class Saves:
-    """Takes the state by `capture` when a policy, or `wanted`, says so, and hands it to `saver`."""
+    """Takes the state by `capture` when a policy, or `wanted`, says so, and hands it to `saver`.
+
+    `validator` is asked before each checkpoint; not before a snapshot or a copy, which are taken so often, or
+    in such a hurry, that asking would hold up training. Those say in their manifest that nobody asked.
+    """
 
     def __init__(
         self,
@@ -27,6 +37,7 @@ class Saves:
         snapshots: Sequence[SavePolicy],
         in_background: bool,
         pulse: Pulse,
+        validator: Validator | None = None,
     ) -> None:
         self.wanted = False
         self._is_prepared = False
@@ -36,6 +47,8 @@ class Saves:
         self._snapshot_due = Due(snapshots)
         self._in_background = in_background
         self._pulse = pulse
+        self._validator = validator
+        self._intervals = [policy for policy in policies if isinstance(policy, AutoInterval)]
 
     def taken(self, step: int, epochs: int) -> None:
         """Note that the state at `step`, after `epochs` whole epochs, is kept."""
@@ -45,6 +58,8 @@ class Saves:
 
     def take_if_due(self, step: int, epochs: int) -> bool:
         """Save the state of now if it is due, and return True; otherwise take a snapshot if that is due."""
+        for interval in self._intervals:
+            interval.stepped(is_writing=self._saver.is_writing)
         if self.wanted or self._due.is_due(step, epochs):
             self.save(step, epochs)
             return True
@@ -60,16 +75,36 @@ class Saves:
         return False
 
     def save(self, step: int, epochs: int) -> None:
-        """Save the state of now. Raises SaveFailedError if the save before this one failed."""
-        before = self._pulse.phase
+        """Save the state of now.
+
+        Raises SaveFailedError if the save before this one failed, and what goes wrong in the check of
+        validate=, when the state is written as one that nothing goes on from.
+        """
+        before, began, paused = self._pulse.phase, time.monotonic(), self._saver.paused_seconds
         self._pulse.beat("saving")
         self._is_prepared = True
+        # Not before the first step: what is not trained may fail, and is all that there is to go back to.
+        answer = Answer() if self._validator is None or not step else self._validator.ask()
         with without_collecting():
-            self._saver.save(*self._capture())
+            description, table = self._capture()
+            described = dataclasses.replace(description, validation=answer.validation)
+            self._saver.save(described, table, began=began)
+        if answer.error is not None:
+            self._raise(answer.error)
         if not self._in_background:
             self._saver.wait()
         self._pulse.beat(before)
         self.taken(step, epochs)
+        for interval in self._intervals:
+            interval.saved(time.monotonic() - began - (self._saver.paused_seconds - paused))
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise what went wrong in the check, when the state that it was asked about is kept."""
+        try:
+            self._saver.wait()
+        except SaveFailedError as failed:
+            error.add_note(f"and {failed.message}")
+        raise error
 
     def copy(self) -> bool:
         """Copy the state of now, to be written should it be wanted; False if there is no room just now."""

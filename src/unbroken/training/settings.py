@@ -26,7 +26,7 @@ class Settings:
     """The arguments of `Run`, by their names there; `values` are the parts, `plan` that of a rehearsal."""
 
     directory: Path
-    save: tuple[SavePolicy, ...]
+    save: tuple[SavePolicy, ...] | Literal["auto"]
     keep: tuple[RetentionPolicy, ...]
     snapshot: tuple[SavePolicy, ...]
     resume: str

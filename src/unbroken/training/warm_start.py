@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.choosing import reason_against
 from unbroken.checkpoint.container import header_size, parse_header
-from unbroken.checkpoint.highlights import non_finite_in_words
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import read_manifest, read_tensors
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
@@ -23,6 +23,7 @@ from unbroken.errors import (
     UsageError,
 )
 from unbroken.rundir import layout
+from unbroken.rundir.rollbacks import Rollback, read_rollbacks
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
 from unbroken.state.tensors import HostTensor
@@ -136,7 +137,7 @@ def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tupl
         load = partial(read_tensors, storage, tree, manifest)
         return str(path), _of_checkpoint(manifest, load, part), False
     if (path / layout.CHECKPOINTS).is_dir():
-        newest = _newest_finite(CheckpointStore(path))
+        newest = _newest_good(CheckpointStore(path), read_rollbacks(path))
         found = _of_checkpoint(newest.manifest, newest.load_tensors, part)
         return f"{path} ({newest.name})", found, False
     raise UsageError(
@@ -146,20 +147,21 @@ def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tupl
     )
 
 
-def _newest_finite(store: CheckpointStore) -> Checkpoint:
-    """Return the newest checkpoint whose trained state is finite, and say what was passed over for that."""
+def _newest_good(store: CheckpointStore, rollbacks: Sequence[Rollback]) -> Checkpoint:
+    """Return the newest checkpoint that nothing is known against, and say what was passed over for that."""
     newest = store.latest()
-    bad = non_finite_in_words(newest.manifest.non_finite or {})
+    against = reason_against(newest.manifest, rollbacks)
     for name in reversed(store.names()):
         with suppress(DamagedError):
             found = store.get(name)
-            if found.manifest.non_finite:
+            if reason_against(found.manifest, rollbacks) is not None:
                 continue
-            if bad:
-                tell(f"{newest.name} holds {bad}: {name} is taken")
+            if against is not None:
+                tell(f"{newest.name} is {against}; {name} is taken")
             return found
     raise NotFiniteError(
-        f"{store.storage}: expected a checkpoint to take weights from, found none that is finite",
+        f"{store.storage}: expected a checkpoint to take weights from, found none that is good; "
+        f"{newest.name} is {against}",
         hint=f"name the checkpoint itself, {layout.CHECKPOINTS}/{newest.name}, to take them all the same",
     )
 

@@ -15,13 +15,17 @@ from unbroken.state.table import TensorTable
 from unbroken.state.tree import Decoder, Encoder, Json
 from unbroken.training.health.watch import HealthWatch
 from unbroken.training.parts import Parts
+from unbroken.training.passes import Pass
 from unbroken.training.position import Position
 from unbroken.training.restored import Restored
 
 
 @dataclass(slots=True, kw_only=True)
 class WholeState:
-    """The live state of a run; `run_id` and `attempt` say whose, `config` and `environment` describe it."""
+    """The live state of a run; `run_id` and `attempt` say whose, `config` and `environment` describe it.
+
+    `went_on_from` are the steps of the checkpoints that were put into it, by a resume and by roll-backs.
+    """
 
     parts: Parts
     position: Position
@@ -33,6 +37,7 @@ class WholeState:
     step: int = 0
     rollbacks: int = 0
     metrics: dict[str, Json] = field(default_factory=dict)
+    went_on_from: list[int] = field(default_factory=list)
 
     def captured(self) -> tuple[Description, TensorTable]:
         """Return the state of now in words, and the live tensors that belong to it."""
@@ -53,6 +58,7 @@ class WholeState:
                 loaders=Encoder(table).encode(position.state(), "position"),
                 passes=passes,
                 open=still_open,
+                steps=tuple(map(tuple, position.consumption.state())),
             ),
             metrics=dict(self.metrics),
             config=self.config,
@@ -66,15 +72,32 @@ class WholeState:
     def restore(self, checkpoint: Checkpoint) -> Restored:
         """Put all of a checkpoint into the live state; see `Parts.restore`."""
         restored = self.parts.restore(checkpoint)
-        manifest = checkpoint.manifest
-        saved = manifest.position
-        paths = [path for path in manifest.tensors if path.startswith("position/")]
-        loaders = Decoder(checkpoint.load_tensors(paths).__getitem__).decode(saved.loaders)
-        self.position.restore(saved.epoch, saved.inside_epoch, loaders, (saved.passes, saved.open))
+        self.position.restore(checkpoint.manifest.position, _loaders(checkpoint))
+        self._take(checkpoint.manifest, restored)
+        self.went_on_from.append(checkpoint.step)
+        return restored
+
+    def lies_in(self, found: Pass, checkpoint: Checkpoint) -> bool:
+        """Tell whether `go_back` can put the pass `found` to a checkpoint."""
+        return self.position.lies_in(found, checkpoint.manifest.position, _loaders(checkpoint))
+
+    def go_back(self, found: Pass, checkpoint: Checkpoint) -> Restored:
+        """Put the state of now to a checkpoint that lies in the pass `found`, which goes on from there.
+
+        All is as after a `restore` in another process. Raises what that raises.
+        """
+        loaders = _loaders(checkpoint)
+        restored = self.parts.restore(checkpoint)
+        if not restored.inside_step:
+            self.parts.drop_gradients()
+        self.position.go_back(found, checkpoint.manifest.position, loaders)
+        self._take(checkpoint.manifest, restored)
+        return restored
+
+    def _take(self, manifest: Manifest, restored: Restored) -> None:
         self.position.begins_inside_step = restored.inside_step
         self.step, self.metrics = manifest.step, dict(manifest.metrics)
         self.health.restore(manifest.health)
-        return restored
 
     def is_as_in(self, manifest: Manifest) -> bool:
         """Tell whether a checkpoint holds exactly this state."""
@@ -88,3 +111,12 @@ class WholeState:
     def progress(self) -> tuple[int, int]:
         """Return the steps, and the whole epochs."""
         return self.step, self.position.epoch
+
+
+def _loaders(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    manifest = checkpoint.manifest
+    paths = [path for path in manifest.tensors if path.startswith("position/")]
+    found: list[dict[str, Any]] = Decoder(checkpoint.load_tensors(paths).__getitem__).decode(
+        manifest.position.loaders
+    )
+    return found

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from unbroken.frameworks.torch.module_names import FLAGS
+from unbroken.checkpoint.weights import FLAGS
 from unbroken.state.handlers import Setting
 
 Parameters: TypeAlias = Iterable[tuple[str, nn.Parameter]]

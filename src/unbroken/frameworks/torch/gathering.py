@@ -1,4 +1,4 @@
-"""Whether a backward pass has added to the gradients since a moment."""
+"""The gradients that training gathers: whether some were added since a moment, and letting go of them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def mark_gradients(values: Iterable[object]) -> Callable[[], bool]:
         return False
 
     return have_changed
+
+
+def drop_gradients(values: Iterable[object]) -> None:
+    """Let go of the gradients of modules, and of all that optimizers train."""
+    for value in values:
+        if isinstance(value, nn.Module):
+            value.zero_grad(set_to_none=True)
+        elif isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
 
 def _mark(modules: Iterable[nn.Module]) -> _Mark:

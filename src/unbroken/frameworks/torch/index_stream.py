@@ -104,7 +104,7 @@ class IndexStream:
         self._is_primed = False
         self._is_closed = False
         self._digest = blake3()
-        self._in_flight: deque[tuple[bytes, int]] = deque()
+        self._in_flight: deque[tuple[bytes, Any]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -117,7 +117,7 @@ class IndexStream:
             self._turns -= 1
             return TAKE_TURN
         batch = self._draw()
-        self._in_flight.append((self._digest.digest(), len(batch)))
+        self._in_flight.append((self._digest.digest(), batch))
         return batch
 
     def prime(self) -> None:
@@ -144,8 +144,8 @@ class IndexStream:
         if self._digest.digest() != plan.skipped_digest:
             raise _order_error(f"expected the {plan.skip_batches} consumed batches, found other indices")
 
-    def delivered(self) -> tuple[bytes, int]:
-        """Return the digest of all indices up to the oldest batch in flight, and that batch's size."""
+    def delivered(self) -> tuple[bytes, Any]:
+        """Return the digest of all indices up to the oldest batch in flight, and that batch's indices."""
         return self._in_flight.popleft()
 
     def close(self) -> None:

@@ -99,6 +99,10 @@ class ResumableIterableLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def samples(self, back: int) -> list[Any] | None:
+        """Return None: the items of a stream have no indices."""
+        return None
+
     def generators(self) -> list[object]:
         """Return the random generators that the loader and its dataset hold; a restore sets them."""
         return self._held.objects()

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -31,9 +30,10 @@ from torch.utils.data import (
 
 from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.generators import HeldGenerators
-from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
+from unbroken.frameworks.torch.delivered import Delivered
 from unbroken.frameworks.torch.elastic_sampler import ElasticSampler
 from unbroken.frameworks.torch.index_stream import is_plain
+from unbroken.frameworks.torch.keyed_generators import put_back, seed_all
 from unbroken.frameworks.torch.loader_checks import (
     check_same_loader,
     check_supported,
@@ -79,6 +79,7 @@ class KeyedLoader:
         self._take_seed(_made_seed(loader, name) if given is None else given)
         self._place: tuple[int, int] | None = None  # where the iteration under way began
         self._consumed = 0
+        self._delivered = Delivered()
         self._copy: tuple[DataLoader[Any], _Batches] | None = None
         self._iteration = 0
         self._restored: dict[str, Any] | None = None
@@ -89,6 +90,10 @@ class KeyedLoader:
     def generators(self) -> list[object]:
         """Return nothing: no generator has a state that matters."""
         return []
+
+    def samples(self, back: int) -> list[Any] | None:
+        """Return the indices in the batch handed out `back` batches ago; see `ResumableLoader.samples`."""
+        return self._delivered.samples(back)
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last batch that was handed out, as plain values."""
@@ -146,7 +151,7 @@ class KeyedLoader:
             return iter(())
         place = self._shares.next_place
         batches = self._open(place)
-        self._place, self._consumed = place, 0
+        self._place, self._consumed, self._delivered = place, 0, Delivered()
         self._iteration += 1
         return self._drive(batches, self._iteration)
 
@@ -197,7 +202,8 @@ class KeyedLoader:
         return twin, source
 
     def _drive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
-        sizes = self._sizes()
+        assert self._copy is not None
+        in_flight = self._copy[1].in_flight
         try:
             for batch in batches:
                 if iteration != self._iteration:
@@ -205,20 +211,14 @@ class KeyedLoader:
                         "loader: expected one iteration at a time, found a batch asked of an earlier one",
                         hint="wrap a second DataLoader to iterate twice at once",
                     )
-                self._consumed += next(sizes)
+                places = in_flight.popleft()
+                self._delivered.add(places)
+                self._consumed += len(places)
                 yield batch
         except GeneratorExit:
             self._end(iteration)
             raise
         self._end(iteration)
-
-    def _sizes(self) -> Iterator[int]:
-        assert self._place is not None
-        size = cast("Any", self._loader.batch_sampler).batch_size
-        left = len(self._shares.places(self._place[1]))
-        while left > 0:
-            yield min(size, left)
-            left -= size
 
     def _end(self, iteration: int) -> None:
         if iteration != self._iteration or self._place is None:
@@ -265,15 +265,15 @@ class KeyedSide:
         self._batches += 1
         if get_worker_info() is not None:
             return self._read(places, held)
-        with _put_back(self._held):
+        with put_back(self._held):
             return self._read(places, held)
 
     def _read(self, places: Sequence[Place], held: list[object]) -> Any:
         samples = []
         for place in places:
-            _seed_all(self._key("sample", place), held)
+            seed_all(self._key("sample", place), held)
             samples.append(self._dataset[place.sample])
-        _seed_all(self._key("batch", places[0]), held)
+        seed_all(self._key("batch", places[0]), held)
         batch = self._collate_fn(samples)
         if self._held is not None and not self._batches & (self._batches - 1):
             refuse_late(self._held)
@@ -292,16 +292,25 @@ class _Batches:
         self._shares = shares
         self._cut = (batch_sampler.batch_size, batch_sampler.drop_last)
         self._begun = (0, 0)
+        # Samples of the batches that torch has drawn and not handed out.
+        self.in_flight: deque[Sequence[int]] = deque()
 
     def begin(self, place: tuple[int, int]) -> None:
-        self._begun = place
+        self._begun, self.in_flight = place, deque()
 
     def __iter__(self) -> Iterator[list[Place]]:
         epoch, position = self._begun
         places = self._shares.places(position)
         indices = self._shares.order(epoch, places)
         stands = (Place(epoch, *pair) for pair in zip(places, indices, strict=True))
-        return iter(BatchSampler(cast("Any", stands), *self._cut))  # type: ignore[arg-type]
+        batches: Any = BatchSampler(cast("Any", stands), *self._cut)
+        return self._noted(batches, self.in_flight)
+
+    @staticmethod
+    def _noted(batches: Iterable[list[Place]], drawn: deque[Sequence[int]]) -> Iterator[list[Place]]:
+        for batch in batches:
+            drawn.append(array("q", [place.sample for place in batch]))
+            yield batch
 
 
 def _check_keyed(loader: DataLoader[Any]) -> None:
@@ -357,41 +366,3 @@ def _shares(loader: DataLoader[Any], seed: int) -> ElasticSampler:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-@contextmanager
-def _put_back(held: HeldGenerators) -> Iterator[None]:
-    """Leave the generators of this process as they were found."""
-    shared, own = capture_global_rng(), held.capture()
-    try:
-        yield
-    finally:
-        restore_present_rng(shared)
-        held.restore(own)
-
-
-def _seed_all(key: bytes, held: list[object]) -> None:
-    random.seed(key)
-    # By one word: by several it takes eight times as long. Torch keeps one word only, too, on the CPU.
-    # That two samples in a hundred thousand share a stream is no harm.
-    np.random.seed(int.from_bytes(key[8:12], "little"))
-    number = int.from_bytes(key[:8], "little") >> 1
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(number)
-    for place, generator in enumerate(held):
-        _seed_one(generator, hashlib.blake2b(key + place.to_bytes(4, "little"), digest_size=32).digest())
-
-
-def _seed_one(generator: Any, key: bytes) -> None:
-    """Seed a generator that the dataset holds; each gets a stream of its own."""
-    words = np.frombuffer(key, dtype=np.uint32)
-    if isinstance(generator, random.Random):
-        generator.seed(key)
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(words)
-    else:
-        bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
-        bits.state = type(bits)(words).state

@@ -24,6 +24,7 @@ from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.epoch_start import apply, applying, marking_first_draw, snapshot
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.rng import torch_state
+from unbroken.frameworks.torch.delivered import Delivered
 from unbroken.frameworks.torch.index_stream import IndexPlan, IndexSource, IndexStream
 from unbroken.frameworks.torch.loader_checks import check_supported, check_wish
 from unbroken.frameworks.torch.order import Order
@@ -72,6 +73,7 @@ class ResumableLoader:
         self._held = HeldGenerators(_roots(loader))
         self._order = Order(loader)
         self._consumed = 0  # samples since this iteration began here
+        self._delivered = Delivered()
         self._epoch = 0
         self._batches = 0
         self._samples = 0
@@ -94,6 +96,13 @@ class ResumableLoader:
     def generators(self) -> list[object]:
         """Return the random generators that the loader and its dataset hold; a restore sets them."""
         return self._held.objects()
+
+    def samples(self, back: int) -> list[Any] | None:
+        """Return the indices in the batch that was handed out `back` batches ago, 1 being the newest.
+
+        None if that is not known: it was handed out in another pass or process, or is long gone.
+        """
+        return self._delivered.samples(back)
 
     def state(self) -> dict[str, object]:
         """Return the position after the last batch that was handed out, as plain values.
@@ -247,7 +256,7 @@ class ResumableLoader:
         return iteration
 
     def _open(self, plan: IndexPlan) -> _Iteration:
-        self._consumed = 0
+        self._consumed, self._delivered = 0, Delivered()
         if self._copy is None or not self._loader.persistent_workers:
             self._copy = self._make_copy(stands_in=plan.once_workers_run is not None)
         self._copy.source.begin(plan)
@@ -308,7 +317,9 @@ class ResumableLoader:
                 if envelope is None:
                     break
                 self._record(envelope)
-                self._digest, size = iteration.indices.delivered()
+                self._digest, indices = iteration.indices.delivered()
+                self._delivered.add(indices)
+                size = len(indices)
                 self._batches += 1
                 self._samples += size
                 self._consumed += size

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from unbroken.checkpoint.weights import ATTRIBUTES, FLAGS, SPECIAL
 from unbroken.errors import UsageError
 from unbroken.state.handlers import GRADIENTS, Renamed
 from unbroken.state.tree import Json, join
 
-FLAGS, ATTRIBUTES = "(flags)", "(attributes)"
-# No parameter or buffer can have these names.
-SPECIAL = frozenset({FLAGS, ATTRIBUTES, GRADIENTS})
 _LISTS_OF_PARAMETERS = ("frozen", "graded")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unbroken.checkpoint.weights import ATTRIBUTES, FLAGS, SPECIAL
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
 from unbroken.frameworks.torch import module_names
@@ -22,7 +23,7 @@ from unbroken.frameworks.torch.gradients import (
     restore_gradients,
 )
 from unbroken.frameworks.torch.module_checks import check_complete, check_methods
-from unbroken.frameworks.torch.module_names import ATTRIBUTES, FLAGS, SPECIAL, dotted
+from unbroken.frameworks.torch.module_names import dotted
 from unbroken.frameworks.torch.tensors import overlapping, overlaps_itself, tensor_differences
 from unbroken.frameworks.torch.wrappers import Place, canonical, places_of, unwrap
 from unbroken.state.choices import Choices, matches

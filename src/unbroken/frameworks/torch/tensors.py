@@ -37,6 +37,12 @@ if hasattr(torch, "float8_e8m0fnu"):
     _NAMES[torch.float8_e8m0fnu] = "F8_E8M0"
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
+# By the size of an element in bytes.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# So many elements are summed at a time: their weights take eight bytes each.
+_PIECE = 1 << 20
+# Odd; what is multiplied by them, modulo 2**64, has no pattern by which changes could cancel out.
+_MIXING = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9)
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -74,9 +80,33 @@ class TorchTensor(TensorSource):
         """Return the tensor outside of the graph, with the same memory."""
         return self._tensor.detach()
 
+    def checksum(self) -> Hashable:
+        """Return what tells by itself, nearly for certain, whether the elements or their order have changed.
+
+        It is added up where they lie; another one each time they are in another place.
+        """
+        tensor = self._tensor.detach()
+        words = tensor.resolve_conj().resolve_neg().view(_WORDS[tensor.element_size()])
+        # In the order in which they lie, so that nothing is copied where they lie close together.
+        order = sorted(range(words.dim()), key=words.stride, reverse=True)
+        in_order = words.permute(order).reshape(-1)
+        total = torch.zeros((), dtype=torch.int64, device=words.device)
+        for start in range(0, in_order.numel(), _PIECE):
+            piece = in_order[start : start + _PIECE]
+            total += (piece * _weights(start, piece)).sum()
+        return (tensor.data_ptr(), tensor.stride(), int(total))
+
     def copy_to(self, target: memoryview) -> None:
         image = torch.frombuffer(target, dtype=torch.uint8).view(self._tensor.dtype).view(self.shape)
         image.copy_(self._tensor.detach())
+
+
+def _weights(start: int, piece: torch.Tensor) -> torch.Tensor:
+    """Return an odd number for each element of `piece`, by its place, as if drawn by chance."""
+    mixed = torch.arange(start, start + piece.numel(), dtype=torch.int64, device=piece.device)
+    for factor in _MIXING:
+        mixed = (mixed ^ (mixed >> 29)) * factor + factor
+    return mixed | 1
 
 
 class TorchCodec:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from unbroken.checkpoint.weights import SPECIAL
 from unbroken.errors import DamagedError, UsageError
-from unbroken.frameworks.torch.module_names import SPECIAL
 from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.tensors import TorchCodec, TorchTensor, tensor_differences
 from unbroken.frameworks.torch.wrappers import PARALLEL, WRAPPED_AS

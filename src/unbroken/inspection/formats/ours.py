@@ -87,6 +87,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "environment": _plain(readable(manifest.environment)),
         "choices": _plain(readable(manifest.choices)),
         "non_finite": manifest.non_finite,
+        "validation": found["validation"],
         "handlers": {name: entry.handler for name, entry in manifest.parts.items()},
     }
 

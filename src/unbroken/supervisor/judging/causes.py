@@ -1,4 +1,4 @@
-"""What was behind an exception, by its name and its words: memory, a disk, a connection, a device."""
+"""What was behind an exception, by its name and its words: memory, a disk, a connection, numbers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ _OF_A_DEATH = re.compile(
 _PERHAPS_OF_A_DEATH = re.compile(r"Connection reset|Broken pipe|EOFError|closed by peer|ncclRemoteError")
 # A loader hands on the traceback of its worker; the names of files in it are no words of the error.
 _NESTED_FRAMES = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*(?:\n|$))*", re.MULTILINE)
+# Numbers that are not finite, and what they are of: words that stand near each other, in either order.
+_NAN = r"(?:\bNaNs?\b|\b(?:non-?|not )finite\b)"
+_NUMBERS = rf"(?:{_NAN}|\binf(?:init(?:e|y))?\b)"
+_OF_TRAINING = r"(?<![A-Za-z])(?:loss(?:es)?|grad(?:ient)?s?|(?<!max_)norm|logits?)(?![A-Za-z])"
+# Settings, shapes and columns have these as well, and may be infinite by intent.
+_OF_MUCH_ELSE = r"(?<![A-Za-z])(?:tensors?|weights?|param(?:eter)?s?|activations?|outputs?)(?![A-Za-z])"
+# Names of metrics, columns and files say nothing of what they hold.
+_NAMES = re.compile(r"(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)\"[^\"\n]*\"(?!\w)|\S*/\S+\.[A-Za-z]\w*|(?<!\S)/\S+")
 # What a server that is busy or down says: later it may do what it refuses now.
 _HTTP_FOR_NOW = r"\b(?:408|429|5\d\d)(?=[:,]| [A-Z])"
 
@@ -30,16 +38,22 @@ _HTTP_FOR_NOW = r"\b(?:408|429|5\d\d)(?=[:,]| [A-Z])"
 class _Rule:
     """The exception is of `kinds`, without its modules, or its message holds `words`.
 
-    With `both` it must be of `kinds` and hold `words`.
+    With `both` it must be of `kinds` and hold `words`. It is not of a kind in `never`; `without_names`
+    leaves out of the message what is in quotes, and paths.
     """
 
     cause: Cause
     kinds: frozenset[str] = frozenset()
     words: str | None = None
     both: bool = False
+    never: frozenset[str] = frozenset()
+    without_names: bool = False
     hint: str = ""
 
     def fits(self, kind: str, message: str) -> bool:
+        if kind in self.never:
+            return False
+        message = _NAMES.sub("", message) if self.without_names else message
         is_said = self.words is not None and re.search(self.words, message) is not None
         return (kind in self.kinds and is_said) if self.both else (kind in self.kinds or is_said)
 
@@ -120,6 +134,37 @@ _RULES = (
         cause="storage",
         kinds=frozenset({"BlockingIOError", "InterruptedError", "retryable", "save-failed", "storage"}),
         words=r"\[Errno (?:5|107|112|116|121)\]|Input/output error|Stale file handle",
+    ),
+    # The longer ones are of torch: its anomaly mode, its distributions, its draws from probabilities.
+    _Rule(
+        cause="not-finite",
+        kinds=frozenset({"FloatingPointError", "NanLossDuringTrainingError", "not-finite"}),
+        words=rf"(?i:{_OF_TRAINING}.{{0,60}}{_NUMBERS}|{_NUMBERS}.{{0,60}}{_OF_TRAINING}"
+        rf"|{_OF_MUCH_ELSE}.{{0,60}}{_NAN}|{_NAN}.{{0,60}}{_OF_MUCH_ELSE})"
+        r"|returned nan values in its \d+th output|found invalid values:[\s\S]*\bnan\b"
+        r"|contains either `inf`, `nan`",
+        # What these are about is a name.
+        never=frozenset(
+            {
+                "AttributeError",
+                "FileExistsError",
+                "FileNotFoundError",
+                "ImportError",
+                "IndexError",
+                "IsADirectoryError",
+                "KeyError",
+                "ModuleNotFoundError",
+                "NameError",
+                "NotADirectoryError",
+                "OSError",
+                "PermissionError",
+                "TypeError",
+                "UnboundLocalError",
+            }
+        ),
+        without_names=True,
+        hint="a lower learning rate or clipped gradients may help; with health=Health() and "
+        "run.step(loss=...) the run goes back by itself and leaves out the batches that caused it",
     ),
 )
 

@@ -52,9 +52,17 @@ class Told:
 def tell(directory: Path, state: Snapshot | None) -> list[Told]:
     """Return what is known of all attempts of the run in `directory`, in order. Raises StorageError."""
     starts, ends, decisions = _from_journal(directory)
+    attempts = layout.attempts(directory)
     return [
-        _told(directory, state, attempt, starts.get(attempt), ends.get(attempt), decisions.get(attempt))
-        for attempt in layout.attempts(directory)
+        _told(
+            layout.attempt_directory(directory, attempt),
+            attempt,
+            is_running=attempt not in ends and _is_running(directory, state, attempt, newest=attempts[-1]),
+            start=starts.get(attempt),
+            end=ends.get(attempt),
+            decision=decisions.get(attempt),
+        )
+        for attempt in attempts
     ]
 
 
@@ -96,16 +104,15 @@ def _from_journal(
 
 
 def _told(
-    directory: Path,
-    state: Snapshot | None,
+    place: Path,
     attempt: int,
+    *,
+    is_running: bool,
     start: dict[str, Any] | None,
     end: dict[str, Any] | None,
     decision: dict[str, Any] | None,
 ) -> Told:
-    place = layout.attempt_directory(directory, attempt)
     beat = read_heartbeat(place / layout.HEARTBEAT)
-    is_running = end is None and _is_running(directory, state, attempt)
     verdict = None if is_running else _verdict(place, end)
     step = number(end.get("step")) if end is not None else None
     if step is None and beat is not None:
@@ -122,10 +129,10 @@ def _told(
     )
 
 
-def _is_running(directory: Path, state: Snapshot | None, attempt: int) -> bool:
+def _is_running(directory: Path, state: Snapshot | None, attempt: int, *, newest: int) -> bool:
     if state is not None and state.attempt == attempt and state.leader is not None:
         return is_alive(state.leader) is not False
-    if attempt != max(layout.attempts(directory)):
+    if attempt != newest:
         return False
     # Without a supervisor: whoever writes checkpoints here.
     with suppress(StorageError):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unbroken.errors import EXIT_DO_NOT_RESTART, EXIT_OK, EXIT_RUN_ME_AGAIN, EXIT_USAGE, StorageError
-from unbroken.rundir.last_words import LastWords
+from unbroken.rundir.last_words import ROLL_BACK, LastWords
 from unbroken.supervisor.judging.beside import beside
 from unbroken.supervisor.judging.causes import cause_of, explained, hint_of, may_tell_of_a_death
 from unbroken.supervisor.judging.kills import by_other_killer, by_signal
@@ -128,6 +128,8 @@ def _preempted(verdict: Verdict, facts: Facts) -> Verdict:
 def _by_words(words: LastWords, status: ExitStatus | None, facts: Facts) -> Verdict:
     if words.ending == "completed":
         return _completed(words, status, facts)
+    if words.ending == "stopped" and words.kind == ROLL_BACK:
+        return _rolled_back(words)
     if words.ending == "stopped":
         evidence = f"the run said that its state is saved, at step {words.step}"
         return Verdict(
@@ -147,6 +149,18 @@ def _by_words(words: LastWords, status: ExitStatus | None, facts: Facts) -> Verd
         message=words.message,
         frame=words.frame,
         hint=words.hint,
+    )
+
+
+def _rolled_back(words: LastWords) -> Verdict:
+    return Verdict(
+        outcome="stopped",
+        confidence="certain",
+        evidence=(f"the run said that it goes on from an earlier checkpoint: {words.reason}",),
+        kind=ROLL_BACK,
+        message=words.reason,
+        hint=words.hint,
+        is_saved=True,
     )
 
 

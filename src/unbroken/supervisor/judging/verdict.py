@@ -35,6 +35,7 @@ Outcome: TypeAlias = Literal[
 # memory, device-memory, shared-memory: the host's, the accelerator's, that of /dev/shm ran out.
 # disk-full, read-only, storage: a file system that is full, took no writes, or failed otherwise.
 # network, collective: a connection, or one between ranks.      device: an accelerator that failed.
+# not-finite: numbers of training that are NaN or infinite.
 # preemption, reboot: the machine was taken away, or started again.
 Cause: TypeAlias = Literal[
     "",
@@ -47,6 +48,7 @@ Cause: TypeAlias = Literal[
     "network",
     "collective",
     "device",
+    "not-finite",
     "preemption",
     "reboot",
 ]

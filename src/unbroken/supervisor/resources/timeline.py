@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
+from unbroken.rundir.last_words import ROLL_BACK
 from unbroken.supervisor.resources.totals import AttemptTimes
 
 _PIECE_BYTES = 1 << 16
@@ -24,8 +26,7 @@ def read_timeline(directory: Path) -> list[AttemptTimes]:
     found: list[AttemptTimes] = []
     farthest = -1
     for number, times in _starts_and_ends(directory):
-        path = layout.attempt_directory(directory, number) / layout.events_file()
-        full = _with_steps(times, path, farthest)
+        full = _with_steps(times, layout.attempt_directory(directory, number), farthest)
         farthest = max(farthest, full.last_step)
         found.append(full)
     # A supervisor that was killed could not write down the end of its attempt.
@@ -51,26 +52,57 @@ def _starts_and_ends(directory: Path) -> Iterator[tuple[int, AttemptTimes]]:
     yield from sorted(attempts.items())
 
 
-def _with_steps(times: AttemptTimes, path: Path, farthest: int) -> AttemptTimes:
+def _with_steps(times: AttemptTimes, directory: Path, farthest: int) -> AttemptTimes:
     try:
-        with path.open("rb") as file:
-            steps = _Steps(file, os.fstat(file.fileno()).st_size)
-            began, last = steps.began(), steps.last()
+        with (directory / layout.events_file()).open("rb") as file:
+            whole = _Steps(file, 0, os.fstat(file.fileno()).st_size)
+            began = whole.began()
             if began is None:
                 return times
             began_step = int(began["step"])
-            regained = began if began_step >= farthest else steps.first_at(farthest)
+            rolled_back = _rolled_back(directory)
+            stretches = whole.parted(rolled_back)
+            regained = began if began_step >= farthest else _first_at(farthest, stretches)
+            ends = [stretch.last() for stretch in stretches]
+            made = [event for event in ends if event is not None]
             return replace(
                 times,
                 began=began["time"],
                 began_step=began_step,
                 regained=None if regained is None else regained["time"],
-                last=None if last is None else last["time"],
-                last_step=began_step if last is None else int(last["step"]),
+                last=made[-1]["time"] if made else None,
+                last_step=max([began_step, *(int(event["step"]) for event in made)]),
+                redone=tuple(_redone(rolled_back, stretches, ends, max(farthest, began_step))),
             )
     except OSError:
         # A command without the library writes no steps.
         return times
+
+
+def _rolled_back(directory: Path) -> list[float]:
+    """Return when the attempt in `directory` was rolled back, from the alarms, which are few."""
+    alarms = read_events(directory / layout.ALARMS_FILE)
+    return [event["time"] for event in alarms if event.get("what") == ROLL_BACK]
+
+
+def _redone(
+    rolled_back: Sequence[float],
+    stretches: Sequence[_Steps],
+    ends: Sequence[dict[str, Any] | None],
+    reached: int,
+) -> Iterator[tuple[float, float | None]]:
+    """Yield when each roll-back was, and when training was as far again; it had `reached` a step before."""
+    for number, at in enumerate(rolled_back):
+        end = ends[number]
+        reached = max(reached, -1 if end is None else int(end["step"]))
+        again = _first_at(reached, stretches[number + 1 :])
+        yield at, None if again is None else again["time"]
+
+
+def _first_at(step: int, stretches: Sequence[_Steps]) -> dict[str, Any] | None:
+    """Return the event of the first step from `step` on."""
+    found = (stretch.first(lambda event: bool(event["step"] >= step)) for stretch in stretches)
+    return next((event for _, event in filter(None, found)), None)
 
 
 def _ended_at_last(times: AttemptTimes) -> AttemptTimes:
@@ -81,51 +113,70 @@ def _ended_at_last(times: AttemptTimes) -> AttemptTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The journal of an attempt's steps: their times and numbers only rise, so that it can be bisected."""
+    """The journal of an attempt's steps, from a line that begins at `start` to `end`.
+
+    Times only rise, and so do the numbers of steps between two roll-backs: they can be bisected.
+    """
 
     file: BinaryIO
-    size: int
+    start: int
+    end: int
 
     def began(self) -> dict[str, Any] | None:
-        return next(self._events(0, _PIECE_BYTES, "began"), None)
+        return next((event for _, event in self._events(0, _PIECE_BYTES, "began")), None)
+
+    def parted(self, moments: Sequence[float]) -> list[_Steps]:
+        """Return the parts before, between and after `moments`, which are in order."""
+        borders = [self.start]
+        for moment in moments:
+            found = self.first(_is_after(moment))
+            borders.append(self.end if found is None else found[0])
+        return [_Steps(self.file, start, end) for start, end in pairwise([*borders, self.end])]
 
     def last(self) -> dict[str, Any] | None:
         # Usually in the first piece; a run that evaluates or prunes for long has more behind its last step.
         length = _PIECE_BYTES
         while True:
             found = None
-            for event in self._events(max(0, self.size - length), self.size, "step"):
+            for _, event in self._events(max(self.start, self.end - length), self.end, "step"):
                 found = event
-            if found is not None or length >= self.size:
+            if found is not None or length >= self.end - self.start:
                 return found
             length *= 8
 
-    def first_at(self, step: int) -> dict[str, Any] | None:
-        """Return the event of the first step from `step` on."""
-        low, high = 0, self.size
+    def first(self, is_reached: Callable[[dict[str, Any]], bool]) -> tuple[int, dict[str, Any]] | None:
+        """Return the first step that `is_reached`, as all after it are, and where its line begins."""
+        low, high = self.start, self.end
         while high - low > _PIECE_BYTES:
             middle = (low + high) // 2
-            found = next(self._events(middle, high, "step"), None)
-            if found is None or found["step"] >= step:
+            found = next((event for _, event in self._events(middle, high, "step")), None)
+            if found is None or is_reached(found):
                 high = middle
             else:
                 low = middle
         # The line at `high` may begin before it.
-        return next((event for event in self._events(low, self.size, "step") if event["step"] >= step), None)
+        return next((one for one in self._events(low, self.end, "step") if is_reached(one[1])), None)
 
-    def _events(self, start: int, end: int, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield the events of `kind` whose line begins after `start`, or at 0, and before `end`."""
+    def _events(self, start: int, end: int, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the events of `kind` whose line begins after `start`, or at our start, and before `end`.
+
+        With each is where its line begins.
+        """
         mark = f'"kind":"{kind}"'.encode()
         self.file.seek(start)
         position = start
-        if start:
+        if start > self.start:
             position += len(self.file.readline())
         while position < end and (line := self.file.readline()):
-            position += len(line)
+            begins, position = position, position + len(line)
             # Cheaper than to parse all the others.
             event = _parse(line) if mark in line else None
             if event is not None and event["kind"] == kind:
-                yield event
+                yield begins, event
+
+
+def _is_after(moment: float) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: bool(event["time"] > moment)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,10 @@ class AttemptTimes:
     """When an attempt did what, in seconds since 1970; None for what it did not do, or not yet.
 
     `began` is when its state was restored, at `began_step`; `regained` when it was as far as any
-    attempt before it; `last` when it completed its last step so far, `last_step`. `unkept_seconds`, just
-    before its start, are those in which nobody kept the run going, as after a stop.
+    attempt before it; `last` when it completed its last step so far; `last_step` is the farthest one.
+    `redone` are the times from where it was rolled back, and went on, to where it was as far as before, or
+    None if it did not come as far again. `unkept_seconds`, just before its start, are those in which nobody
+    kept the run going, as after a stop.
     """
 
     started: float
@@ -24,6 +27,7 @@ class AttemptTimes:
     regained: float | None = None
     last: float | None = None
     last_step: int = 0
+    redone: tuple[tuple[float, float | None], ...] = ()
     unkept_seconds: float = 0.0
 
 
@@ -32,7 +36,8 @@ class Lost:
     """The seconds in which a run got no further, by what they were spent on.
 
     `ending` is from the last step of an attempt to its end, `pauses` lie between attempts, `starting` is
-    until a restarted attempt has its state, `redoing` until it is as far as the run was before.
+    until a restarted attempt has its state, `redoing` until it is as far as the run was before, also after
+    a roll-back without a restart.
     """
 
     ending: float = 0.0
@@ -88,14 +93,29 @@ def lost(attempts: Sequence[AttemptTimes], *, now: float) -> Lost:
             if before is not None:
                 pauses += max(0.0, attempt.started - before - attempt.unkept_seconds)
             starting += max(0.0, (end if attempt.began is None else attempt.began) - attempt.started)
-            if attempt.began is not None:
-                redoing += max(0.0, (end if attempt.regained is None else attempt.regained) - attempt.began)
         elif attempt.last is None and not is_last:
             # It never made a step: all of it was in vain.
             starting += max(0.0, end - attempt.started)
-        if not is_last and attempt.regained is not None and attempt.last is not None:
+        again = _redone(attempt, is_restarted=index > 0)
+        redoing += _union_seconds([(since, end if until is None else until) for since, until in again])
+        is_as_far = attempt.regained is not None and all(until is not None for _, until in again)
+        if not is_last and is_as_far and attempt.regained is not None and attempt.last is not None:
             ending += max(0.0, end - max(attempt.last, attempt.regained))
     return Lost(ending=ending, pauses=pauses, starting=starting, redoing=redoing)
+
+
+def _redone(attempt: AttemptTimes, *, is_restarted: bool) -> list[tuple[float, float | None]]:
+    restart = [(attempt.began, attempt.regained)] if is_restarted and attempt.began is not None else []
+    return [*restart, *attempt.redone]
+
+
+def _union_seconds(times: Sequence[tuple[float, float]]) -> float:
+    """Return how long these times are together, what they share counted once."""
+    seconds, until = 0.0, -math.inf
+    for since, end in sorted(times):
+        seconds += max(0.0, end - max(since, until))
+        until = max(until, end)
+    return seconds
 
 
 def _rate(attempts: Sequence[AttemptTimes], step: int, now: float) -> float | None:

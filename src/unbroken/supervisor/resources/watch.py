@@ -172,9 +172,10 @@ class AttemptResources:
             return
         pace = Pace(seconds=now, step=beat.step, waited_seconds=beat.waited_seconds)
         is_another = beat.process_id != self._process_id
+        is_rolled_back = bool(self._paces) and beat.step < self._paces[-1].step
         # Before its first step it starts up, which is no pace.
         has_not_begun = [pace.step for pace in self._paces] == [beat.step]
-        if is_another or has_not_begun:
+        if is_another or has_not_begun or is_rolled_back:
             self._paces = []
         self._process_id = beat.process_id
         self._paces = [*self._paces[1 - _PACES :], pace]

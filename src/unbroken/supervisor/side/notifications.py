@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import UsageError
+from unbroken.rundir.journal import OVER
 from unbroken.supervisor.records import Records, say
 from unbroken.supervisor.side.errands import Errands
 
@@ -94,12 +95,11 @@ def worth_telling(kind: str, fields: dict[str, Any], *, cause: str = "") -> tupl
         case "run-ended":
             event = _AT_THE_END.get(fields["action"], fields["action"])
             return event, f"{event.replace('-', ' ')}: {reason}", hint
-        case "decision" if fields.get("action") == _ROLL_BACK:
-            return "rollback", f"going back to an earlier checkpoint: {reason}", hint
+        # One that training has decided was told by its alarm.
+        case "decision" if fields.get("action") == _ROLL_BACK and fields.get("back_to"):
+            return "rollback", reason, hint
         case "decision" if cause in _OUT_OF_MEMORY:
             return "restart-after-oom", f"memory ran out; restarting: {reason}", hint
-        case "rollback":
-            return "rollback", f"going back to an earlier checkpoint: {reason}", hint
         case "saves-missed":
             return "saves-missed", f"no checkpoint: {reason}", hint
         case "hang-suspected":
@@ -108,6 +108,11 @@ def worth_telling(kind: str, fields: dict[str, Any], *, cause: str = "") -> tupl
             return "hang-suspected", f"no progress for {silent:.0f} s ({where}; limit {limit:.0f} s)", hint
         case "stop-requested" if fields["is_preemption"]:
             return "preemption", reason, hint
+        case "alarm" if fields.get("source") == "training" and fields["alarm"] == OVER:
+            return None
+        case "alarm" if fields.get("source") == "training":
+            event = "rollback" if fields["alarm"] == _ROLL_BACK else "training-alarm"
+            return event, str(fields["text"]), hint
         case "alarm" if fields["alarm"] in ("memory", "disk"):
             return f"{fields['alarm']}-alarm", str(fields["text"]), hint
         case _:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import get_args
 
-from unbroken.training.health.policy import Action
+from unbroken.training.health.policy import Action, Kind
 
-# non-finite: a loss or a gradient norm that is NaN or infinite.
-# spike: a loss far above those before it.       divergence: losses that have risen over a window.
-# plateau: losses that are exactly equal.        zero-rate: learning rates at zero with steps left.
-Kind: TypeAlias = Literal["non-finite", "spike", "divergence", "plateau", "zero-rate"]
+_ACTIONS: tuple[Action, ...] = get_args(Action)
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +16,8 @@ class Finding:
     """Something is not well since step `first_step`, as was seen at `step`; `text` says so in words.
 
     The state after `trusted_step` steps is the last one of which nothing bad is known; the batches of steps
-    `first_step` to `step` are those to leave out.
+    `first_step` to `step` are those to leave out. `hint` says what people may do. Of losses that are bad,
+    `limit` is what they are above. With `is_over` it is good news: what was found before is well again.
     """
 
     kind: Kind
@@ -27,3 +26,11 @@ class Finding:
     trusted_step: int
     text: str
     action: Action
+    hint: str = ""
+    limit: float | None = None
+    is_over: bool = False
+
+
+def badness(finding: Finding) -> tuple[int, int, int]:
+    """Return what findings are ordered by: the largest is the worst, and the first to be acted on."""
+    return _ACTIONS.index(finding.action), -_KINDS.index(finding.kind), -finding.first_step

@@ -1,0 +1,1 @@
+"""The report of a run: what its journals tell, as one page that needs nothing else."""

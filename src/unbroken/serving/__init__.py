@@ -1,0 +1,1 @@
+"""In a process that serves a model: the newest good weights of a run that is still training."""

@@ -1,0 +1,50 @@
+"""The lower learning rates after roll-backs, for the steps that each of them names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from unbroken.rundir.rollbacks import LowerRate, Rollback
+from unbroken.rundir.tell import tell
+from unbroken.training import families
+
+
+class Lowering:
+    """Lowers the learning rates of the optimizers among `parts` as the roll-backs say.
+
+    `step_count()` is how many steps are complete; an optimizer that steps then is at the next one. What was
+    lowered twice, by two roll-backs that name the same step, is multiplied by both factors.
+    """
+
+    def __init__(self, parts: Mapping[str, object], step_count: Callable[[], int]) -> None:
+        self._parts = parts
+        self._step_count = step_count
+        self._asked: tuple[LowerRate, ...] = ()
+        self._rates: families.LowerRates | None = None
+
+    def follow(self, rollbacks: Sequence[Rollback]) -> None:
+        """Lower the rates as these roll-backs say; called when the run begins, and after each roll-back."""
+        asked = [one.lower_rate for one in rollbacks if one.lower_rate is not None]
+        self._asked = tuple(one for one in asked if one.until_step > self._step_count())
+        if self._asked and self._rates is None:
+            self._rates, unknown = families.lower_rates(self._parts, self._factor)
+            if self._rates is None or unknown:
+                whose = f"of {', '.join(unknown)} " if unknown else ""
+                tell(f"the learning rate {whose}is not lowered: only optimizers of torch can be held back")
+        elif not self._asked:
+            self.close()
+
+    def close(self) -> None:
+        """Lower no more."""
+        if self._rates is not None:
+            self._rates.close()
+            self._rates = None
+
+    def _factor(self) -> float:
+        return factor(self._asked, self._step_count() + 1)
+
+
+def factor(asked: Sequence[LowerRate], step: int) -> float:
+    """Return what the learning rates of a step are multiplied by."""
+    return math.prod(one.factor for one in asked if one.from_step < step <= one.until_step)

@@ -1,0 +1,87 @@
+"""One of several ranks never goes back alone; what would let all decide the same is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+
+import unbroken
+from unbroken.errors import UnhealthyError
+from unbroken.rundir.rollbacks import read_rollbacks
+from unbroken.training.health.agreement import agreement, worst
+from unbroken.training.health.findings import Finding
+
+from ..zygote import run_script
+from .runs import names, words_of
+
+
+def finding(step: int, **changed: object) -> Finding:
+    found = Finding(
+        kind="spike", step=step, first_step=step - 1, trusted_step=step - 3, text="loss 9", action="roll-back"
+    )
+    return replace(found, **changed)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """This process is rank 0 of two; the other one is thought of."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_one_of_several_ranks_does_not_go_back_alone(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UnhealthyError, match=r"loss nan at step 6.*several ranks train together") as stopped,
+        unbroken.Run(
+            tmp_path, save=[unbroken.EverySteps(2)], health=unbroken.Health(), counters={"n": 0}
+        ) as run,
+    ):
+        for _ in run.epochs(1):
+            for batch in run.batches(DataLoader(range(10), batch_size=1)):
+                run.step(loss=math.nan if batch == 5 else 1.0)
+    assert stopped.value.hint is not None
+    assert "resume=" in stopped.value.hint
+    assert read_rollbacks(tmp_path) == ()
+    # What is saved is from before.
+    assert names(tmp_path)[-1] == "step-00000004"
+    assert words_of(tmp_path).exit_code == 78
+
+
+@pytest.mark.chaos
+def test_a_nan_on_one_of_two_ranks_is_the_finding_of_both(tmp_path: Path) -> None:
+    done = run_script(
+        Path(__file__).with_name("health_ranks_script.py"), str(tmp_path), output=tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert [(one["step"], one["kind"], one["text"]) for one in first][:2] == [
+        (10, "non-finite", "rank 1: loss nan at step 10"),
+        (11, "non-finite", "rank 1: the loss and the gradients are finite again"),
+    ]
+    at_20 = next(one for one in first if one["step"] == 20)
+    # Of two that ask for the same it is the worse, and the older state is the one that both can trust.
+    assert (at_20["kind"], at_20["first_step"], at_20["trusted_step"]) == ("non-finite", 20, 18)
+
+
+def test_the_worst_action_decides_and_the_findings_that_ask_for_it_share_their_steps() -> None:
+    told = finding(30, action="warn", first_step=1, trusted_step=0)
+    agreed = worst([told, None, finding(30), finding(30, kind="non-finite", first_step=30, trusted_step=29)])
+    assert agreed is not None
+    assert (agreed.kind, agreed.action, agreed.text) == ("non-finite", "roll-back", "rank 3: loss 9")
+    assert (agreed.first_step, agreed.step, agreed.trusted_step) == (29, 30, 27)
+    assert worst([None, None]) is None
+
+
+def test_a_process_that_trains_alone_asks_nobody() -> None:
+    assert agreement() is None
