@@ -12,6 +12,8 @@ from unbroken.rundir.tell import tell
 from unbroken.training.save_events import SaveEvents
 from unbroken.training.settings import VerifyPolicy
 
+# How the reason of what is set aside here begins: what was in it is written again.
+READ_BACK_DAMAGED = "read back damaged: "
 _HINT = (
     "look at the kernel's log for errors of the disk or of its controller, and test the memory; "
     "`unbroken verify` reads all checkpoints, and a restart passes over those that are damaged"
@@ -62,7 +64,7 @@ class ReadBack:
         return damage
 
     def _set_aside(self, name: str, damage: str, *, is_last: bool) -> None:
-        place = self._store.quarantine(name, f"read back damaged: {damage}")
+        place = self._store.quarantine(name, f"{READ_BACK_DAMAGED}{damage}")
         self._events.note("damaged", checkpoint=name, found=damage, place=place)
         what_now = "so was what was written again: saving stops" if is_last else "it is written once more"
         text = f"{name} was read back damaged ({damage}), now in {place}; {what_now}"

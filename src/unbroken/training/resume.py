@@ -27,6 +27,7 @@ from unbroken.rundir.rollbacks import Rollback, tainting
 from unbroken.rundir.tell import tell
 from unbroken.state.choices import matches
 from unbroken.state.paths import name_of
+from unbroken.training.read_back import READ_BACK_DAMAGED
 from unbroken.training.report import died_of
 from unbroken.training.restored import Restored
 
@@ -34,7 +35,7 @@ RESUME_MODES = ("auto", "never", "must")
 # So many attempts may die while they restore a checkpoint; then an older one is tried.
 MAX_DEATHS = 2
 # What is set aside with these reasons was no loss: given up on purpose, or written once more.
-_NOT_DAMAGED = ("tainted: ", "not finite: ", "not validated: ", "set aside: ", "damaged as it was written: ")
+_NOT_DAMAGED = ("tainted: ", "not finite: ", "not validated: ", "set aside: ", READ_BACK_DAMAGED)
 _ASKED_TO_END = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
