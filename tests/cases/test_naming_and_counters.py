@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch.utils.data import DataLoader
 
@@ -75,8 +76,8 @@ class TestEpochs:
         restore_position = Position.restore
         shift = -1 if point == "between two" else 1
 
-        def with_one_number(self: Position, epoch: int, inside: bool, *others: Any) -> None:
-            restore_position(self, epoch + shift, inside, *others)
+        def with_one_number(self: Position, saved: Any, loaders: Any) -> None:
+            restore_position(self, msgspec.structs.replace(saved, epoch=saved.epoch + shift), loaders)
 
         monkeypatch.setattr(Position, "restore", with_one_number)
         with fails():

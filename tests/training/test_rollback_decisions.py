@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from unbroken import Health, KeepLast
 from unbroken.checkpoint.retention import CheckpointFacts
 from unbroken.rundir.rollbacks import LowerRate, Rollback, Window
@@ -254,3 +256,22 @@ def test_retention_always_leaves_a_checkpoint_of_long_enough_ago_and_not_much_lo
             # What was there before so many steps, or what follows it.
             assert min(newest - oldest, newest) <= 2 * LOOK_BACK_STEPS + 2 * every
             assert oldest == 0 or newest - oldest >= LOOK_BACK_STEPS
+
+
+# A state is saved behind a step, or at the end of an epoch.
+@pytest.mark.parametrize("cut", [3, 7, 8, 11, 15, 17, 19, 23])
+def test_which_batches_went_into_steps_is_known_after_a_resume_as_without_one(cut: int) -> None:
+    def trained(cut: int | None) -> list[list[int]]:
+        consumption = Consumption()
+        for batch in range(27):
+            epoch, number = divmod(batch, 9)
+            consumption.note_batch((epoch, 0), number)
+            # Four batches a step, the last of an epoch carried over into the next.
+            if batch % 4 == 3:
+                consumption.note_step(batch // 4 + 1, [(epoch, 0)])
+            if batch == cut:
+                state, consumption = consumption.state(), Consumption()
+                consumption.restore(state)
+        return consumption.state()
+
+    assert trained(cut) == trained(None)

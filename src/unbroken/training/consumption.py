@@ -74,8 +74,7 @@ class Consumption:
         self._pending = {}
         for (epoch, index), (first, last) in sorted(taken.items()):
             self._add(step, Window(epoch=epoch, pass_index=index, first=first, last=last))
-        newest = max(self._training, default=(0, 0))[0]
-        self._training = {place for place in self._training if place[0] >= newest - 1}
+        self._training = _recent(self._training)
 
     def _add(self, step: int, window: Window) -> None:
         # Side by side run a few passes at most.
@@ -118,7 +117,14 @@ class Consumption:
             for one in found
             if not one.steps
         }
-        self._training = set(self._pending)
+        taken = {(one.epoch, one.pass_index) for one in self._stretches}
+        self._training = _recent({*self._pending, *taken})
+
+
+def _recent(places: set[_Place]) -> set[_Place]:
+    """Return those of the newest epoch among them and of the one before."""
+    newest = max(places, default=(0, 0))[0]
+    return {place for place in places if place[0] >= newest - 1}
 
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
