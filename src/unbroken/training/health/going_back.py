@@ -160,7 +160,8 @@ def _left_out_before(windows: Sequence[Window], rollbacks: Sequence[Rollback]) -
     }
     if not epochs:
         return ""
-    return f"; batches at this place were left out in {len(epochs)} epochs before this one, too"
+    before = "1 epoch" if len(epochs) == 1 else f"{len(epochs)} epochs"
+    return f"; batches at this place were left out in {before} before this one, too"
 
 
 def _spent(finding: Finding, in_a_row: int, rollbacks: Sequence[Rollback], policy: Health) -> Refusal | None:
