@@ -1,16 +1,5 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from ..quiet_torch import quiet_torch
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _quiet_torch() -> Iterator[None]:
-    hook = sys.excepthook
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    sys.excepthook = hook
+__all__ = ["quiet_torch"]

@@ -47,6 +47,7 @@ def facts_of(name: str, manifest: Manifest) -> CheckpointFacts:
         step=manifest.step,
         created=datetime.fromisoformat(manifest.created),
         metrics=plain_metrics(manifest.metrics),
+        is_good=manifest.is_good,
     )
 
 

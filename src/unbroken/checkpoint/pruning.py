@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
-from unbroken.checkpoint.highlights import plain_metrics
+from unbroken.checkpoint.choosing import facts_of
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.pins import held, read_pins
 from unbroken.checkpoint.reader import read_manifest
@@ -52,14 +51,7 @@ class Pruner:
 
     def learn(self, name: str, manifest: Manifest) -> None:
         """Take note of a checkpoint that was committed just now."""
-        facts = CheckpointFacts(
-            name=name,
-            step=manifest.step,
-            created=datetime.fromisoformat(manifest.created),
-            metrics=plain_metrics(manifest.metrics),
-            is_good=manifest.is_good,
-        )
-        self._known[name] = _Known(manifest.run_id, facts)
+        self._known[name] = _Known(manifest.run_id, facts_of(name, manifest))
 
     def plan(
         self,

@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 import click
 
+from unbroken.dashboard.words import size as size  # noqa: PLC0414 - commands know it by this place
+
 _BLANK = "-"
 
 
@@ -67,20 +69,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def size(size_bytes: int) -> str:
-    """Return a number of bytes for people, in powers of 1000.
-
-    >>> size(512), size(16300), size(1_490_000_000)
-    ('512 B', '16.3 kB', '1.5 GB')
-    """
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 def metrics(values: Mapping[str, float]) -> str:

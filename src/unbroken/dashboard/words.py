@@ -54,8 +54,8 @@ def several(number: int, thing: str) -> str:
 def size(size_bytes: int) -> str:
     """Return a number of bytes in powers of 1000.
 
-    >>> size(512), size(1_490_000_000)
-    ('512 B', '1.5 GB')
+    >>> size(512), size(16300), size(1_490_000_000)
+    ('512 B', '16.3 kB', '1.5 GB')
     """
     number = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from unbroken.checkpoint.store import CheckpointStore
@@ -75,10 +76,7 @@ def say_gone_back(
         "trusted_step": rollback.trusted_step,
         "checkpoint": target,
         "tainted": list(tainted),
-        "windows": [
-            {"epoch": one.epoch, "pass_index": one.pass_index, "first": one.first, "last": one.last}
-            for one in rollback.windows
-        ],
+        "windows": [asdict(one) for one in rollback.windows],
         "reason": rollback.reason,
         "in_process": in_process,
     }

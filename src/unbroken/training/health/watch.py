@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
+from unbroken.rundir.journal import nearest_float
 from unbroken.rundir.tell import tell
 from unbroken.state.tree import Json
 from unbroken.training.health.divergence import DivergenceDetector
@@ -130,7 +131,7 @@ class HealthWatch:
     def _look(self, step: int, values: Mapping[str, int | float]) -> list[Finding]:
         rate = self._rate()
         onsets: dict[Kind, Onset] = {}
-        watched = {name: _float(values[name]) for name in self._watched if name in values}
+        watched = {name: nearest_float(values[name]) for name in self._watched if name in values}
         self._note_given(bool(watched))
         if watched and (onset := self._non_finite.step(step, watched, self._may_overflow)):
             onsets["non-finite"] = onset
@@ -198,11 +199,3 @@ class HealthWatch:
             )
             for kind in over
         ]
-
-
-def _float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        # An integer beyond what a float can hold.
-        return inf if value > 0 else -inf
