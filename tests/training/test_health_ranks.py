@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,12 @@ from torch.utils.data import DataLoader
 
 import unbroken
 from unbroken.errors import UnhealthyError
+from unbroken.handover.committer import Committed, Committer
+from unbroken.handover.slots import SlotReader
 from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.training.health.agreement import agreement, worst
 from unbroken.training.health.findings import Finding
+from unbroken.training.saver import Saver
 
 from ..zygote import run_script
 from .runs import names, words_of
@@ -55,6 +59,46 @@ def test_one_of_several_ranks_does_not_go_back_alone(tmp_path: Path) -> None:
     # What is saved is from before.
     assert names(tmp_path)[-1] == "step-00000004"
     assert words_of(tmp_path).exit_code == 78
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_rank_that_stops_lets_the_checkpoint_in_hand_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_bad, is_acted_upon = threading.Event(), threading.Event()
+    commit, wait, forget = Committer.commit, Saver.wait, Saver.forget_copies
+
+    def late(committer: Committer, slot: SlotReader) -> Committed:
+        found = slot.read()
+        assert found is not None
+        assert found.snapshot.description.step < 2 or is_acted_upon.wait(timeout=60)
+        return commit(committer, slot)
+
+    def wait_and_let_go(saver: Saver) -> bool:
+        if is_bad.is_set():
+            is_acted_upon.set()
+        return wait(saver)
+
+    def forget_and_let_go(saver: Saver) -> None:
+        forget(saver)
+        is_acted_upon.set()
+
+    monkeypatch.setattr(Committer, "commit", late)
+    monkeypatch.setattr(Saver, "wait", wait_and_let_go)
+    monkeypatch.setattr(Saver, "forget_copies", forget_and_let_go)
+    with (
+        pytest.raises(UnhealthyError),
+        unbroken.Run(
+            tmp_path, save=[unbroken.EverySteps(2)], health=unbroken.Health(), counters={"n": 0}
+        ) as run,
+    ):
+        for _ in run.epochs(1):
+            for batch in run.batches(DataLoader(range(10), batch_size=1)):
+                if batch == 2:
+                    # The save of step 2 is in hand, and stays so until the finding is acted upon.
+                    is_bad.set()
+                run.step(loss=math.nan if batch == 2 else 1.0)
+    assert names(tmp_path)[-1] == "step-00000002"
 
 
 @pytest.mark.chaos

@@ -199,7 +199,8 @@ class Saver:
         return is_written
 
     def forget_copies(self) -> None:
-        """Let no copy of a state that is in memory now become a checkpoint; nothing is being written."""
+        """Let no copy of a state that is in memory now become a checkpoint; call it after `wait`."""
+        assert self._in_flight is None, "asked to forget a copy that is being written"
         for slot in self._slots:
             slot.forget()
 

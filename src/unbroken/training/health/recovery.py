@@ -115,12 +115,12 @@ class Recovery:
         )
 
     def _go_back(self, finding: Finding, found: Pass | None) -> bool:
-        if families.ranks() is not None:
-            self.saver.forget_copies()
-            raise UnhealthyError(f"{finding.text}; {RANKS.reason}", hint=RANKS.hint)
         # What is being written may be what one goes back to, or tainted like the rest.
         self.beat("restoring")
         self.saver.wait()
+        if families.ranks() is not None:
+            self.saver.forget_copies()
+            raise UnhealthyError(f"{finding.text}; {RANKS.reason}", hint=RANKS.hint)
         directory = self.attempt.run_directory
         store, earlier = CheckpointStore(directory), read_rollbacks(directory)
         restoring = self._restoring(earlier, found)
