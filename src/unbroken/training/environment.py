@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unbroken.training import families
 from unbroken.training.configuration import ChangedValue, differences_of
 from unbroken.training.micro_batches import halvings_wanted
 from unbroken.training.repository import repository
@@ -106,11 +107,8 @@ def environment() -> dict[str, object]:
     for name in _VERSIONED:
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        # In a process group torch knows its place among processes better than the variables do.
-        found.update(family.environment())
+    # In a process group a framework knows its place among processes better than the variables do.
+    found.update(families.environment())
     return found
 
 

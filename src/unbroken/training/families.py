@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unbroken.errors import UsageError
+from unbroken.frameworks.family import Family, LowerRates, Watch
 from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
@@ -15,6 +17,16 @@ from unbroken.state.python import python_handlers
 from unbroken.state.tensors import LoadedTensor
 from unbroken.state.tree import LeafCodec
 from unbroken.training.randomness import GlobalRandomnessHandler
+
+# As they are asked. A model of Keras may be one of the framework below it, too.
+_FAMILIES = ("keras", "tensorflow", "torch")
+
+
+def _loaded() -> Iterator[Family]:
+    for name in _FAMILIES:
+        if name in sys.modules:
+            found: Family = import_module(f"unbroken.frameworks.{name}.family").FAMILY
+            yield found
 
 
 def codecs(*, describes: bool = False) -> list[LeafCodec]:
@@ -27,25 +39,19 @@ def codecs(*, describes: bool = False) -> list[LeafCodec]:
         from unbroken.frameworks.numpy import NumpyCodec
 
         found.append(NumpyCodec())
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        found.append(family.codec(describes=describes))
-    return found
+    return found + [codec for family in _loaded() for codec in family.codecs(describes=describes)]
 
 
 def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
     """Return the handlers for objects of the loaded frameworks and of plain Python, as they are asked."""
-    found: list[StateHandler] = [GlobalRandomnessHandler()]
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        found += family.handlers(parts, choices)
-    elif choices.non_persistent:
+    if choices.non_persistent and "torch" not in sys.modules:
         raise UsageError(
             f"Run: expected modules for non_persistent={list(choices.non_persistent)}, found none",
             hint="leave it out",
         )
+    found: list[StateHandler] = [GlobalRandomnessHandler()]
+    for family in _loaded():
+        found += family.handlers(parts, choices)
     if "numpy" in sys.modules:
         from unbroken.frameworks.numpy import ArrayHandler
 
@@ -55,97 +61,97 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
     return [*found, GeneratorHandler(), *python_handlers(codecs(), is_elsewhere=is_generator)]
 
 
-def watch(parts: Mapping[str, object]) -> Any:
-    """Begin to look at what trains `parts` and return who looks, or None if no framework is loaded."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.at_work import AtWork
+def environment() -> dict[str, object]:
+    """Return what of the loaded frameworks decides the bits of a result."""
+    return {name: value for family in _loaded() for name, value in family.environment().items()}
 
-        return AtWork(parts)
-    return None
+
+def watch(parts: Mapping[str, object]) -> Watch | None:
+    """Begin to look at what trains `parts` and return who looks, or None if no framework does."""
+    found = [looks for family in _loaded() if (looks := family.watch(parts)) is not None]
+    return _Watches(found) if len(found) > 1 else next(iter(found), None)
+
+
+class _Watches:
+    """Those of several frameworks as one."""
+
+    def __init__(self, watches: list[Watch]) -> None:
+        self._watches = watches
+
+    @property
+    def has_news(self) -> bool:
+        return any(watch.has_news for watch in self._watches)
+
+    def take_stepped(self) -> bool:
+        # Each is asked: it forgets what it has told.
+        stepped = [watch.take_stepped() for watch in self._watches]
+        return any(stepped)
+
+    def lost(self) -> list[tuple[str, bool]]:
+        return [found for watch in self._watches for found in watch.lost()]
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.close()
 
 
 def mark_gradients(parts: Mapping[str, object]) -> Callable[[], bool]:
     """Return a function that tells whether gradients of `parts` have changed since now."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.gathering import mark_gradients
-
-        return mark_gradients(parts.values())
-    return lambda: False
+    marks = [mark for family in _loaded() if (mark := family.mark_gradients(parts)) is not None]
+    return lambda: any(has_changed() for has_changed in marks)
 
 
 def mark_modes(parts: Mapping[str, object]) -> Callable[[], None]:
     """Return a function that puts the modules of `parts` back into the modes, train or eval, of now."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.modes import mark_modes
+    marks = [mark for family in _loaded() if (mark := family.mark_modes(parts)) is not None]
 
-        return mark_modes(parts.values())
-    return lambda: None
+    def put_back() -> None:
+        for mark in marks:
+            mark()
+
+    return put_back
 
 
 def drop_gradients(values: Iterable[object]) -> None:
     """Let go of the gradients of what `values` are or train."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.gathering import drop_gradients
-
-        drop_gradients(values)
-
-
-class LowerRates(Protocol):
-    """Keeps learning rates lower until it is closed."""
-
-    def close(self) -> None:
-        """Lower no more."""
+    everything = list(values)
+    for family in _loaded():
+        family.drop_gradients(everything)
 
 
 def lower_rates(
     parts: Mapping[str, object], factor: Callable[[], float]
-) -> tuple[LowerRates | None, list[str]]:
+) -> tuple[list[LowerRates], list[str]]:
     """Multiply the rates of the optimizers among `parts` by `factor()` as they step; see `LowerRates`.
 
     Also return the names of the parts that look like optimizers and whose rates cannot be lowered.
     """
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import lower_rate, rates
-
-        found = [optimizer for _, optimizer in rates.optimizers_of(parts)]
-        return lower_rate.LowerRates(found, factor) if found else None, rates.unknown_optimizers(parts)
-    return None, []
+    found = [family.lower_rates(parts, factor) for family in _loaded()]
+    lowered = [rates for rates, _ in found if rates is not None]
+    return lowered, [name for _, unknown in found for name in unknown]
 
 
 def highest_rate(parts: Mapping[str, object]) -> Callable[[], float | None]:
     """Return a function that tells the highest learning rate among `parts` of now, None if nobody knows."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.rates import HighestRate
-
-        return HighestRate(parts)
-    return lambda: None
+    rates = [rate for family in _loaded() if (rate := family.highest_rate(parts)) is not None]
+    if len(rates) == 1:
+        return rates[0]
+    return lambda: max((rate for of in rates if (rate := of()) is not None), default=None)
 
 
 def has_scaler(parts: Mapping[str, object]) -> bool:
     """Tell whether a gradient scaler is among `parts`, which leaves out steps whose gradients overflow."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.rates import has_scaler
-
-        return has_scaler(parts)
-    return False
+    return any(family.has_scaler(parts) for family in _loaded())
 
 
 def ranks() -> Any:
     """Return the ranks that train together, to ask each other in each step, or None if there is one alone."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.collective import ranks
-
-        return ranks()
-    return None
+    return next((found for family in _loaded() if (found := family.ranks()) is not None), None)
 
 
 def weights(model: object) -> Any:
     """Return the weights of a model of a framework, to be compared and filled; None if it is none."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        return family.weights(model)
-    return None
+    return next((found for family in _loaded() if (found := family.weights(model)) is not None), None)
 
 
 def as_weights(tensors: Mapping[str, LoadedTensor]) -> dict[str, Any]:
@@ -171,55 +177,34 @@ def without_wrappers(tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def resumable_loader(loader: object) -> Any:
     """Return `loader` made resumable by its framework, or None if it is of none."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        return family.resumable_loader(loader)
-    return None
+    return next((made for family in _loaded() if (made := family.resumable_loader(loader)) is not None), None)
 
 
 def keyed_loader(loader: object, name: str) -> Any:
     """Return `loader` with keyed randomness by its framework, or None if none has that for it."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import family
-
-        return family.keyed_loader(loader, name)
-    return None
+    return next(
+        (made for family in _loaded() if (made := family.keyed_loader(loader, name)) is not None), None
+    )
 
 
 def step_watch(
     parts: Mapping[str, object], usual: Collection[str], before: Any = None, *, runs_eagerly: bool = True
 ) -> Any:
     """Return what looks, as a step is done in its block, for what is not finite and should be, or None."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch.first_non_finite import StepWatch
-
-        return StepWatch(parts, usual, before, runs_eagerly=runs_eagerly)
-    return None
+    watches = (family.step_watch(parts, usual, before, runs_eagerly=runs_eagerly) for family in _loaded())
+    return next((watch for watch in watches if watch is not None), None)
 
 
 def bad_tensors(parts: Mapping[str, object]) -> list[str]:
     """Return the names of the tensors in models, and of their gradients, that are not finite."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import first_non_finite
-
-        return first_non_finite.bad_tensors(parts)
-    return []
+    return [name for family in _loaded() for name in family.bad_tensors(parts)]
 
 
 def bad_rows(batch: object, size: int) -> list[int]:
     """Return the places in `batch` of those of its `size` samples whose numbers are not finite."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import first_non_finite
-
-        return first_non_finite.bad_rows(batch, size)
-    return []
+    return sorted({row for family in _loaded() for row in family.bad_rows(batch, size)})
 
 
 def may_vary() -> bool:
     """Tell whether kernels may be in use whose results are not the same each time."""
-    if "torch" in sys.modules:
-        from unbroken.frameworks.torch import first_non_finite
-
-        return first_non_finite.may_vary()
-    return False
+    return any(family.may_vary() for family in _loaded())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from unbroken.frameworks.family import Family
+from unbroken.frameworks.torch import first_non_finite, gathering, rates
+from unbroken.frameworks.torch.at_work import AtWork
+from unbroken.frameworks.torch.collective import Ranks, ranks
 from unbroken.frameworks.torch.iterable_loader import ResumableIterableLoader
 from unbroken.frameworks.torch.keyed import KeyedLoader
 from unbroken.frameworks.torch.loader import ResumableLoader
+from unbroken.frameworks.torch.lower_rate import LowerRates
+from unbroken.frameworks.torch.modes import mark_modes
 from unbroken.frameworks.torch.modules import ModuleHandler
 from unbroken.frameworks.torch.optimizers import OptimizerHandler
 from unbroken.frameworks.torch.schedulers import SchedulerHandler
@@ -22,19 +29,75 @@ from unbroken.state.handlers import StateHandler
 from unbroken.state.tree import LeafCodec
 
 
-def codec(*, describes: bool) -> LeafCodec:
-    """Return the codec for torch values; with `describes` loaded tensors have a dtype and a shape only."""
-    return TorchCodec(describes=describes)
+class TorchFamily(Family):
+    """PyTorch."""
+
+    def codecs(self, *, describes: bool) -> list[LeafCodec]:
+        return [TorchCodec(describes=describes)]
+
+    def handlers(self, parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
+        return [
+            ModuleHandler(parts, choices),
+            OptimizerHandler(parts),
+            SchedulerHandler(parts),
+            TensorHandler(),
+        ]
+
+    def weights(self, model: object) -> TorchWeights | None:
+        return TorchWeights(model) if isinstance(model, torch.nn.Module) else None
+
+    def resumable_loader(self, loader: object) -> ResumableLoader | ResumableIterableLoader | None:
+        return resumable_loader(loader)
+
+    def keyed_loader(self, loader: object, name: str) -> KeyedLoader | None:
+        return keyed_loader(loader, name)
+
+    def environment(self) -> dict[str, object]:
+        return environment()
+
+    def watch(self, parts: Mapping[str, object]) -> AtWork:
+        return AtWork(parts)
+
+    def mark_gradients(self, parts: Mapping[str, object]) -> Callable[[], bool]:
+        return gathering.mark_gradients(parts.values())
+
+    def drop_gradients(self, values: Iterable[object]) -> None:
+        gathering.drop_gradients(values)
+
+    def mark_modes(self, parts: Mapping[str, object]) -> Callable[[], None]:
+        return mark_modes(parts.values())
+
+    def lower_rates(
+        self, parts: Mapping[str, object], factor: Callable[[], float]
+    ) -> tuple[LowerRates | None, list[str]]:
+        found = [optimizer for _, optimizer in rates.optimizers_of(parts)]
+        return LowerRates(found, factor) if found else None, rates.unknown_optimizers(parts)
+
+    def highest_rate(self, parts: Mapping[str, object]) -> Callable[[], float | None]:
+        return rates.HighestRate(parts)
+
+    def has_scaler(self, parts: Mapping[str, object]) -> bool:
+        return rates.has_scaler(parts)
+
+    def ranks(self) -> Ranks | None:
+        return ranks()
+
+    def step_watch(
+        self, parts: Mapping[str, object], usual: Collection[str], before: Any, *, runs_eagerly: bool
+    ) -> first_non_finite.StepWatch:
+        return first_non_finite.StepWatch(parts, usual, before, runs_eagerly=runs_eagerly)
+
+    def bad_tensors(self, parts: Mapping[str, object]) -> list[str]:
+        return first_non_finite.bad_tensors(parts)
+
+    def bad_rows(self, batch: object, size: int) -> list[int]:
+        return first_non_finite.bad_rows(batch, size)
+
+    def may_vary(self) -> bool:
+        return first_non_finite.may_vary()
 
 
-def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
-    """Return the handlers for torch objects; `parts` is read at each save, so it may still grow."""
-    return [ModuleHandler(parts, choices), OptimizerHandler(parts), SchedulerHandler(parts), TensorHandler()]
-
-
-def weights(model: object) -> TorchWeights | None:
-    """Return the weights of a module, or None for any other object."""
-    return TorchWeights(model) if isinstance(model, torch.nn.Module) else None
+FAMILY = TorchFamily()
 
 
 def resumable_loader(loader: object) -> ResumableLoader | ResumableIterableLoader | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from unbroken.frameworks.family import LowerRates
 from unbroken.rundir.rollbacks import LowerRate, Rollback
 from unbroken.rundir.tell import tell
 from unbroken.training import families
@@ -21,15 +22,15 @@ class Lowering:
         self._parts = parts
         self._step_count = step_count
         self._asked: tuple[LowerRate, ...] = ()
-        self._rates: families.LowerRates | None = None
+        self._rates: list[LowerRates] = []
 
     def follow(self, rollbacks: Sequence[Rollback]) -> None:
         """Lower the rates as these roll-backs say; called when the run begins, and after each roll-back."""
         asked = [one.lower_rate for one in rollbacks if one.lower_rate is not None]
         self._asked = tuple(one for one in asked if one.until_step > self._step_count())
-        if self._asked and self._rates is None:
+        if self._asked and not self._rates:
             self._rates, unknown = families.lower_rates(self._parts, self._factor)
-            if self._rates is None or unknown:
+            if not self._rates or unknown:
                 whose = f"of {', '.join(unknown)} " if unknown else ""
                 tell(f"the learning rate {whose}is not lowered: only optimizers of torch can be held back")
         elif not self._asked:
@@ -37,9 +38,9 @@ class Lowering:
 
     def close(self) -> None:
         """Lower no more."""
-        if self._rates is not None:
-            self._rates.close()
-            self._rates = None
+        for rates in self._rates:
+            rates.close()
+        self._rates = []
 
     def _factor(self) -> float:
         return factor(self._asked, self._step_count() + 1)

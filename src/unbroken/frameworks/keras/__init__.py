@@ -1,0 +1,1 @@
+"""The parts of Keras: how each is captured and restored."""

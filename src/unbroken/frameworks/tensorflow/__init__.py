@@ -1,0 +1,1 @@
+"""The parts of TensorFlow: how each is captured and restored."""
