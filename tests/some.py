@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,7 @@ def some(*axes: dict[str, Any], one_in: int) -> list[Any]:
     """Return all combinations of the values of `axes`, by name; but for one in `one_in` they are chaos.
 
     Every value of every axis is still in some ordinary test, as long as the longest other axis has at
-    least `one_in` values.
+    least `one_in` values. Of a single axis it is each `one_in`-th.
     """
     found = []
     for places in product(*(range(len(axis)) for axis in axes)):
@@ -21,3 +22,8 @@ def some(*axes: dict[str, Any], one_in: int) -> list[Any]:
         values = [value for _, value in chosen]
         found.append(pytest.param(*values, id="-".join(name for name, _ in chosen), marks=marks))
     return found
+
+
+def named(values: Iterable[Any]) -> dict[str, Any]:
+    """Return an axis whose values are called as they print."""
+    return {str(value): value for value in values}

@@ -14,6 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 import unbroken
 from unbroken.errors import StateMismatchError
 
+from ..some import some
+
 SAMPLES = 26
 DATA = TensorDataset(torch.arange(SAMPLES))
 
@@ -51,11 +53,15 @@ def shuffled(size: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(DATA, size, **{"shuffle": "sampler" not in options, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["no worker", "one worker"])
-@pytest.mark.parametrize(("stop", "before", "after"), [(3, 4, 5), (1, 8, 3), (5, 2, 26), (7, 4, 9)])
+CHANGES = {"soon": (3, 4, 5), "at once": (1, 8, 3), "to all at once": (5, 2, 26), "late": (7, 4, 9)}
+WORKERS: dict[str, dict[str, Any]] = {"no worker": {}, "one worker": {"num_workers": 1}}
+
+
+@pytest.mark.parametrize(("change", "options"), some(CHANGES, WORKERS, one_in=2))
 def test_every_sample_comes_once_in_the_order_of_the_run(
-    tmp_path: Path, stop: int, before: int, after: int, options: dict[str, Any]
+    tmp_path: Path, change: tuple[int, int, int], options: dict[str, Any]
 ) -> None:
+    stop, before, after = change
     whole = attempt(tmp_path / "whole", shuffled(before, **options))
 
     seen = attempt(tmp_path / "run", shuffled(before, **options), stop=stop)

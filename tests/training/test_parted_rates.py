@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 import unbroken
 
+from ..some import named, some
 from .test_overrides import SCHEDULERS, built, lines, rates
 
 MakeScheduler = Callable[[Any], Any]
@@ -52,8 +53,9 @@ def test_one_with_a_rate_of_its_own_goes_by_the_same_curve_from_there(tmp_path: 
     assert rates(tmp_path / "run", with_adam(0.001, make), 3) == pytest.approx(expected[3:])
 
 
-@pytest.mark.parametrize("choice", ["fresh", "allow"])
-@pytest.mark.parametrize("name", [*SCHEDULERS, "one cycle"])
+@pytest.mark.parametrize(
+    ("name", "choice"), some(named([*SCHEDULERS, "one cycle"]), named(["fresh", "allow"]), one_in=2)
+)
 def test_a_schedule_that_begins_anew_begins_with_the_rates_of_the_script(
     tmp_path: Path, name: str, choice: str
 ) -> None:
