@@ -49,6 +49,17 @@ def test_one_flipped_bit_of_a_loss_is_a_difference(tmp_path: Path) -> None:
     assert result.differences[0].startswith("step 5: expected loss 0.7 (0x1.6666666666666p-1), found ")
 
 
+def test_steps_that_a_roll_back_undid_are_not_compared_with_those_done_instead(tmp_path: Path) -> None:
+    expected = _reference(tmp_path / "a")
+    _log(tmp_path / "b", 1, range(1, 5))
+    _append(tmp_path / "b", 1, "step", step=5, epoch=1, metrics={"loss": 1e30})
+    _append(tmp_path / "b", 1, "rolled-back", step=4)
+    found = _run(tmp_path / "b", [range(5, 7)])
+    assert compare_runs(expected, found) == RunComparison(
+        steps=6, values=7, repeated_steps=0, tensors=2, differences=()
+    )
+
+
 def test_a_step_that_was_repeated_with_another_loss_is_a_difference(tmp_path: Path) -> None:
     expected, found = _reference(tmp_path / "a"), _interrupted(tmp_path / "b")
     _edit_event(found, 2, step=3, loss=0.0)

@@ -22,6 +22,9 @@ from unbroken.rundir import layout
 from unbroken.rundir.journal import read_events
 from unbroken.state.tensors import HostTensor
 
+_LOGGED = ("step", "record")
+_ROLLED_BACK = "rolled-back"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
@@ -62,9 +65,9 @@ def compare_runs(expected: str | os.PathLike[str], found: str | os.PathLike[str]
     """Compare the run in directory `found` with the one in `expected`, bit for bit.
 
     Every metric that any attempt logged must be the same in both, also where a step was repeated
-    after a resume; so must the whole state in their newest checkpoints: each tensor, optimizer,
-    generator, the position in the data. Only what names the run, the attempt, the time and the
-    environment may differ.
+    after a resume, but for the steps that a roll-back undid; so must the whole state in their newest
+    checkpoints: each tensor, optimizer, generator, the position in the data. Only what names the run,
+    the attempt, the time and the environment may differ.
 
     Raises:
         UsageError: one of them has logged no step.
@@ -92,16 +95,9 @@ def compare_runs(expected: str | os.PathLike[str], found: str | os.PathLike[str]
 def read_logged_steps(directory: str | os.PathLike[str]) -> list[LoggedStep]:
     """Return what all attempts of the run in `directory` logged, in the order in which they did."""
     return [
-        LoggedStep(
-            attempt=attempt,
-            kind=event["kind"],
-            step=event["step"],
-            epoch=event["epoch"],
-            metrics=event["metrics"],
-        )
-        for attempt in layout.attempts(Path(directory))
-        for event in read_events(layout.attempt_directory(Path(directory), attempt) / layout.events_file())
-        if event["kind"] in ("step", "record")
+        _logged_step(attempt, event)
+        for attempt, event in _events(Path(directory))
+        if event["kind"] in _LOGGED
     ]
 
 
@@ -120,8 +116,30 @@ def compare_checkpoints(expected: Checkpoint, found: Checkpoint) -> tuple[int, l
     return len(first.keys() & second.keys()), differences
 
 
+def _events(directory: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for attempt in layout.attempts(directory):
+        for event in read_events(layout.attempt_directory(directory, attempt) / layout.events_file()):
+            yield attempt, event
+
+
+def _logged_step(attempt: int, event: Mapping[str, Any]) -> LoggedStep:
+    return LoggedStep(
+        attempt=attempt,
+        kind=event["kind"],
+        step=event["step"],
+        epoch=event["epoch"],
+        metrics=event["metrics"],
+    )
+
+
 def _logged(directory: Path) -> list[LoggedStep]:
-    logged = read_logged_steps(directory)
+    """Return what was logged, without the steps that a roll-back undid: what follows it is other training."""
+    logged: list[LoggedStep] = []
+    for attempt, event in _events(directory):
+        if event["kind"] == _ROLLED_BACK:
+            logged = [entry for entry in logged if entry.step <= event["step"]]
+        elif event["kind"] in _LOGGED:
+            logged.append(_logged_step(attempt, event))
     if not any(entry.kind == "step" for entry in logged):
         raise UsageError(
             f"{directory}: expected a run that logged steps, found none",
