@@ -71,10 +71,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'unbroken' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "keras":
+        # It needs Keras, which it loads: whoever names it has that.
+        return import_module("unbroken.keras")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unbroken' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -1,4 +1,4 @@
-"""Both examples, rehearsed as a user would: killed at every kind of moment, and proven bit-identical."""
+"""The examples, rehearsed as a user would: killed at every kind of moment, and proven bit-identical."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Steps in an epoch of each; kills at the end of the first and after it belong to the rehearsal.
-EPOCH = {"digits": 45, "characters": 106}
+EPOCH = {"digits": 45, "characters": 106, "keras_fit": 45, "tensorflow_loop": 45}
 MOMENTS = ("after-step", "in-step", "in-save", "in-evaluation", "end-of-epoch", "in-step")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGKILL", "SIGKILL", "SIGKILL", "SIGINT")
 

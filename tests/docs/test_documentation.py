@@ -43,7 +43,8 @@ def test_every_python_snippet_runs(page: Path, tmp_path: Path) -> None:
     for number, text in enumerate(blocks(page, "python")):
         script = tmp_path / f"train{number}.py"
         script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{text}")
-        done = run_script(script, output=tmp_path / "output")
+        framework = "tensorflow" if "import keras" in text or "import tensorflow" in text else "torch"
+        done = run_script(script, output=tmp_path / "output", framework=framework)
         assert done.returncode == 0, done.stderr
 
 

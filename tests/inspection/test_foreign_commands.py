@@ -29,6 +29,8 @@ ALL = [
     "sharded",
     "arrays.npz",
     "arrays-compressed.npz",
+    "dcp/fsdp",
+    "dcp/safetensors",
 ]
 
 

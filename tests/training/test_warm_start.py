@@ -208,7 +208,7 @@ class TestStrictness:
 
     def test_what_is_no_model_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
-            UnsupportedStateError, match=r"expected a torch\.nn\.Module, found <class 'dict'>"
+            UnsupportedStateError, match=r"a model of Keras or a tf\.Module, found <class 'dict'>"
         ):
             unbroken.warm_start({}, tmp_path)
 

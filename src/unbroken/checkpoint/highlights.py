@@ -38,9 +38,12 @@ def learning_rates(states: Iterable[Any]) -> tuple[float, ...]:
     """Return the learning rates in the encoded states of parts, in their order."""
     rates: list[float] = []
     for state in states:
-        groups = state.get("groups", []) if isinstance(state, dict) else []
+        # A compiled model of Keras has its optimizer with it.
+        holder = state.get("(optimizer)", state) if isinstance(state, dict) else {}
+        groups = holder.get("groups", []) if isinstance(holder, dict) else []
         for group in groups if isinstance(groups, list) else []:
-            rate = group.get("options", {}).get("lr") if isinstance(group, dict) else None
+            options = group.get("options", {}) if isinstance(group, dict) else {}
+            rate = options.get("lr", options.get("learning_rate"))
             if isinstance(rate, int | float):
                 rates.append(float(rate))
     return tuple(rates)

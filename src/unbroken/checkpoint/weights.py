@@ -10,7 +10,8 @@ from unbroken.checkpoint.manifest import Manifest
 from unbroken.errors import UsageError
 from unbroken.state.handlers import GRADIENTS
 
-_MODULE = "torch.module"
+# The handlers of models, and what the tensors that are weights are of there.
+_MODELS = {"torch.module": "torch", "keras.model": "host"}
 FLAGS, ATTRIBUTES = "(flags)", "(attributes)"
 # What stands beside the parameters, buffers and extra state of a module.
 SPECIAL = frozenset({FLAGS, ATTRIBUTES, GRADIENTS})
@@ -44,7 +45,7 @@ def weights_in(manifest: Manifest, part: str | None) -> PartWeights:
 
     Raises UsageError if there is no such module, or if there are several and none is named.
     """
-    modules = [name for name, entry in manifest.parts.items() if entry.handler == _MODULE]
+    modules = [name for name, entry in manifest.parts.items() if entry.handler in _MODELS]
     chosen = modules[0] if part is None and len(modules) == 1 else part
     if chosen not in modules:
         known = f"one of the modules {', '.join(modules)}" if modules else "a module with weights"
@@ -52,9 +53,9 @@ def weights_in(manifest: Manifest, part: str | None) -> PartWeights:
             f"step {manifest.step}: expected {known}, found {'no name' if part is None else repr(part)}",
             hint="say by part which of them is meant" if modules else "`unbroken inspect` lists the parts",
         )
-    entries = _entries(manifest.parts[chosen].state)
-    named = {name: entry for name, entry in entries.items() if name not in SPECIAL}
-    paths = {name: str(entry[_TENSOR]) for name, entry in named.items() if _is_tensor(entry)}
+    entries, library = _entries(manifest.parts[chosen].state), _MODELS[manifest.parts[chosen].handler]
+    named = {name: entry for name, entry in entries.items() if not _is_beside(name, library)}
+    paths = {name: str(entry[_TENSOR]) for name, entry in named.items() if _is_tensor(entry, library)}
     return PartWeights(
         part=chosen,
         paths=paths,
@@ -63,9 +64,14 @@ def weights_in(manifest: Manifest, part: str | None) -> PartWeights:
     )
 
 
-def _is_tensor(entry: Any) -> bool:
+def _is_beside(name: str, library: str) -> bool:
+    # Of a compiled model much stands there: its optimizer, metrics and generators.
+    return name in SPECIAL or (library != "torch" and name.startswith("("))
+
+
+def _is_tensor(entry: Any, library: str) -> bool:
     # Of other libraries are only what a module calls its extra state.
-    return isinstance(entry, dict) and _TENSOR in entry and entry.get(_LIBRARY) == "torch"
+    return isinstance(entry, dict) and _TENSOR in entry and entry.get(_LIBRARY) == library
 
 
 def _entries(state: Any) -> Mapping[str, Any]:

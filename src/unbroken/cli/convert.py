@@ -1,4 +1,4 @@
-"""`unbroken convert`: a checkpoint of any format as safetensors and JSON."""
+"""`unbroken convert`: a checkpoint of any format in another, with JSON for what is no tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from unbroken.inspection.conversion import convert as convert_checkpoint
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object.")
 def convert(source: str, target: Path, as_json: bool) -> None:
-    """Write the tensors of SOURCE to TARGET.safetensors, and everything else to TARGET.json beside it.
+    """Write the tensors of SOURCE to TARGET, and everything else to a JSON file beside it.
+
+    The end of TARGET says the format: .safetensors, or .index for a checkpoint of TensorFlow, whose data
+    file is written beside it and which holds variables by their names, or .weights.h5 for Keras, which
+    load_weights takes if SOURCE is a run with one model of Keras.
 
     SOURCE is a path of a checkpoint, of any format that `unbroken inspect` shows; a run (its newest
     checkpoint), or RUN:NAME. No pickle is executed. Nothing is overwritten; what has no place in the
@@ -37,4 +41,6 @@ def convert(source: str, target: Path, as_json: bool) -> None:
         output.data_json({"source": str(reader.path), "format": reader.format, "files": files, **fields})
         return
     output.data(f"{files[0]}  {done.tensors} tensors, {output.size(done.size_bytes)}")
-    output.data(f"{files[1]}  all else")
+    for file in files[1:-1]:
+        output.data(f"{file}  its data")
+    output.data(f"{files[-1]}  all else")

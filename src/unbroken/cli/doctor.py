@@ -13,6 +13,8 @@ from unbroken.cli.target import is_run, open_target
 from unbroken.cli.values import printable
 from unbroken.errors import EXIT_DAMAGED, EXIT_ERROR, StorageError
 from unbroken.inspection.doctor import Advice, examine
+from unbroken.inspection.neighbours import advise
+from unbroken.inspection.suspicious import advise_on_values
 from unbroken.supervisor.grace import HINT, is_too_short, last_save_seconds
 from unbroken.supervisor.plan import read_plan
 
@@ -22,12 +24,13 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 @click.command()
 @click.argument("target")
 @click.option("--world-size", type=click.IntRange(min=1), help="The processes that are to go on from it.")
+@click.option("--values", "with_values", is_flag=True, help="Read every tensor: NaN, zeros, overflow.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object.")
-def doctor(target: str, world_size: int | None, as_json: bool) -> None:
+def doctor(target: str, world_size: int | None, with_values: bool, as_json: bool) -> None:
     """Say what is in the way of going on from TARGET, with the evidence and what to do about it.
 
     TARGET is a path of a checkpoint, of any format that `unbroken inspect` shows; a run (its newest
-    checkpoint), or RUN:NAME. Headers are read, no tensor is.
+    checkpoint), or RUN:NAME. Headers are read; tensors are only with --values.
     Exits with 0 if nothing is in the way, with 1 if something is, with 3 if it is damaged.
 
     \b
@@ -35,7 +38,9 @@ def doctor(target: str, world_size: int | None, as_json: bool) -> None:
       path, format, advice [severity ("error", "warning" or "note"), text, evidence, remedy]
     """
     reader = open_target(target)
-    found = [*examine(reader, world_size=world_size), *_of_the_grace(reader.path)]
+    found = [*examine(reader, world_size=world_size), *advise(reader), *_of_the_grace(reader.path)]
+    if with_values and not reader.problems:
+        found += advise_on_values(reader)
     if as_json:
         advice = [dataclasses.asdict(one) for one in found]
         output.data_json({"path": str(reader.path), "format": reader.format, "advice": advice})

@@ -30,7 +30,12 @@ def show(found: dict[str, Any], *, with_tensors: bool) -> None:
         section((header, "VALUE"), [*flat(values)] if values else [])
     if with_tensors:
         output.data("")
-        output.table(TENSORS, [_tensor(row) for row in found["tensors"]])
+        # What the library calls a tensor, where that is not its path.
+        names = [printable(row["name"] or "") for row in found["tensors"]]
+        rows = [_tensor(row) for row in found["tensors"]]
+        if any(names):
+            rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
+        output.table((*TENSORS, "NAME") if any(names) else TENSORS, rows)
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,21 @@ from unbroken.cli.target import find_checkpoint, find_foreign
 from unbroken.cli.values import flat, printable, section, shortened, value_in_words
 from unbroken.errors import EXIT_DAMAGED
 
-_FIRST = ("lr", "weight_decay", "last_epoch")
+_FIRST = ("lr", "learning_rate", "weight_decay", "last_epoch")
 
 
 @click.command()
 @click.argument("target", required=False)
 @click.argument("checkpoint", required=False)
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor.")
+@click.option("--values", "with_values", is_flag=True, help="Read every tensor: its range, mean, NaN, zeros.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object, always with the tensors.")
-def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_json: bool) -> None:
+def inspect(
+    target: str | None, checkpoint: str | None, with_tensors: bool, with_values: bool, as_json: bool
+) -> None:
     """Show what is in a checkpoint: a path, or CHECKPOINT (default: the newest) of the run TARGET.
 
-    The manifest is verified; tensors are not read, `unbroken verify` does that. A path may be of
+    The manifest is verified; tensors are not read but with --values. A path may be of
     another library: a file of torch.save (its pickle is read, never executed), safetensors, .npz.
     Exits with 3 if it is damaged or incomplete.
 
@@ -50,15 +55,24 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
       objects [name] (classes and functions that loading it would import), metadata,
       attributes {path: what hangs on a dictionary beside its items}, notes,
       values (all else, as plain data), tensors [path, dtype, shape, size_bytes, where, aliases]
+    with --values, each of the tensors has numbers (null: of no kind that is read as numbers):
+      elements, least, largest, mean (of what is finite), zeros, denormals, nans, infinities
     """
     path = find_foreign(target) if checkpoint is None else None
     if path is not None:
-        _show_foreign(path, with_tensors=with_tensors, as_json=as_json)
+        _show_foreign(path, with_tensors=with_tensors, with_values=with_values, as_json=as_json)
         return
     # Loaded here: checkpoints of other libraries need none of it.
     from unbroken.inspection.summary import summarize
 
-    found = summarize(find_checkpoint(target, checkpoint))
+    located = find_checkpoint(target, checkpoint)
+    with _without_collection():
+        found = summarize(located)
+    if with_values:
+        from unbroken.cli import numbers
+        from unbroken.inspection.detect import open_located
+
+        numbers.add(open_located(located), found["tensors"])
     if as_json:
         output.data_json(found)
         return
@@ -75,21 +89,41 @@ def inspect(target: str | None, checkpoint: str | None, with_tensors: bool, as_j
             ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
             [_tensor(row) for row in found["tensors"]],
         )
+    if with_values:
+        numbers.show(found["tensors"])
 
 
-def _show_foreign(path: Path, *, with_tensors: bool, as_json: bool) -> None:
+def _show_foreign(path: Path, *, with_tensors: bool, with_values: bool, as_json: bool) -> None:
     # Loaded here: our own checkpoints need none of it.
-    from unbroken.cli import foreign
+    from unbroken.cli import foreign, numbers
     from unbroken.inspection.detect import open_checkpoint
     from unbroken.inspection.foreign import describe
 
-    found = describe(open_checkpoint(path))
+    with _without_collection():
+        reader = open_checkpoint(path)
+        found = describe(reader)
+    if with_values:
+        numbers.add(reader, found["tensors"])
     if as_json:
         output.data_json(found)
     else:
         foreign.show(found, with_tensors=with_tensors)
+        if with_values:
+            numbers.show(found["tensors"])
     if not found["complete"]:
         click.get_current_context().exit(EXIT_DAMAGED)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    # Nothing of what is read is let go of, and looking through it for garbage takes a third of the time.
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

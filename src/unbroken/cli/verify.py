@@ -62,6 +62,8 @@ def _verify_foreign(path: Path) -> list[dict[str, Any]]:
     return [
         {
             **row,
+            # Of several in a directory it is the last.
+            **({"name": reader.path.name, "path": str(reader.path)} if reader.path.is_dir() else {}),
             "intact": False if findings else None if reader.checksums is None else True,
             "files": len(reader.files),
             "tensors": len(reader.tensors),

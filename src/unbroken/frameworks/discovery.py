@@ -37,6 +37,8 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PLAIN_CONTAINERS = (*_CONTAINERS, OrderedDict, defaultdict, Counter)
 _OPAQUE = (types.ModuleType, types.CodeType, types.FrameType, range, bytearray, memoryview)
+# Where objects of TensorFlow and Keras have what is the user's, among much that is theirs.
+_OF_TENSORFLOW = ("_layers", "_python_function")
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 _OWN = str(Path(__file__).parents[1])
@@ -212,6 +214,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 def _is_array(value: Any) -> bool:
     if _is_instance(value, "numpy", "ndarray"):
         return bool(value.dtype != object)
+    if _is_instance(value, "tensorflow", "Variable") or _is_instance(value, "tensorflow", "Tensor"):
+        return True
     return _is_instance(value, "torch", "Tensor") or _is_instance(value, "numpy", "generic")
 
 
@@ -246,8 +250,16 @@ def _inside(value: Any) -> Iterator[tuple[str, Step, Any]]:
     elif _is_instance(value, "numpy", "ndarray"):
         for position, item in enumerate(value.reshape(-1)[:_MOST_ITEMS]):
             yield f"[{position}]", Step("flat", position), item
+    elif type(value).__module__.partition(".")[0] in ("tensorflow", "keras"):
+        # What the user has put there; the rest is graphs and caches.
+        yield from (
+            child
+            for child in attributes_of(value)
+            if child[1].key in _OF_TENSORFLOW or not str(child[1].key).startswith("_")
+        )
     else:
-        yield from attributes_of(value)
+        # Those named so are TensorFlow's notes on what it tracks.
+        yield from (child for child in attributes_of(value) if not child[0].startswith("._self_"))
 
 
 def _of_suspended(generator: types.GeneratorType[Any, Any, Any]) -> Iterator[tuple[str, Step, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from unbroken.state.choices import Choices
@@ -12,6 +13,9 @@ from unbroken.state.tree import LeafCodec
 
 class LowerRates(Protocol):
     """Keeps learning rates lower until it is closed."""
+
+    def refresh(self) -> None:
+        """Take the factor of the step that comes."""
 
     def close(self) -> None:
         """Lower no more."""
@@ -52,8 +56,19 @@ class Family:
         """Return the handlers of its objects, as they are asked."""
         return []
 
+    def own_parts(self, parts: Mapping[str, object], choices: Choices) -> Mapping[str, object]:
+        """Return the parts that a run with `parts` has by itself, by name."""
+        return {}
+
     def weights(self, model: object) -> Any:
         """Return the weights of a model, to be compared and filled; None if it is none."""
+        return None
+
+    def begin_from(self, source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]) -> Any:
+        """Return what a checkpoint of this framework's own holds for `parts`, or None if it is none.
+
+        `new_name` gives for the names there those of the parts.
+        """
         return None
 
     def resumable_loader(self, loader: object) -> Any:
@@ -99,6 +114,9 @@ class Family:
     def has_scaler(self, parts: Mapping[str, object]) -> bool:
         """Tell whether something among `parts` leaves out steps whose gradients overflow."""
         return False
+
+    def check_processes(self) -> None:
+        """Raise UsageError where this process trains together with others and cannot have a run."""
 
     def ranks(self) -> Any:
         """Return the ranks that train together, to ask each other in each step, or None."""

@@ -10,6 +10,7 @@ one.
 from __future__ import annotations
 
 import functools
+import importlib
 import random
 import sys
 import types
@@ -46,7 +47,9 @@ _ATOMS = (
     types.ModuleType,
     types.CodeType,
 )
-_FRAMEWORKS = frozenset({"torch", "numpy", "unbroken"})
+_FRAMEWORKS = frozenset({"torch", "numpy", "tensorflow", "keras", "unbroken"})
+# Where the generators of TensorFlow come from: `tensorflow` itself loads its names when they are asked for.
+_OF_TENSORFLOW = "tensorflow.python.ops.stateful_random_ops"
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
@@ -67,7 +70,8 @@ class _Step:
                 return _class_attributes(type(holder))[self.key]
             case "key":
                 # Indexing would fill in a missing key of a defaultdict.
-                return dict.get(holder, self.key)
+                # TensorFlow stands a proxy in front of dictionaries.
+                return dict.get(getattr(holder, "__wrapped__", holder), self.key)
             case "cell":
                 return holder.__closure__[self.key].cell_contents
             case "global":
@@ -174,6 +178,9 @@ def generator_state(generator: Any) -> dict[str, object]:
     if _is_instance(generator, "torch", "Generator"):
         kind = f"torch.Generator on {generator.device.type}"
         return {"kind": kind, "state": plain_torch_state(generator.get_state())}
+    if _is_instance(generator, _OF_TENSORFLOW, "Generator"):
+        kind = f"tf.random.Generator of algorithm {int(generator.algorithm)}"
+        return {"kind": kind, "state": _tensorflow_rng().generator_state(generator)}
     if _is_instance(generator, "numpy.random", "Generator"):
         return {"kind": "numpy.Generator", "state": plain_numpy_state(generator.bit_generator.state)}
     if _is_instance(generator, "numpy.random", "RandomState"):
@@ -188,12 +195,18 @@ def set_generator_state(generator: Any, state: object) -> None:
         generator.setstate(python_state(plain))
     elif _is_instance(generator, "torch", "Generator"):
         generator.set_state(torch_state(plain))
+    elif _is_instance(generator, _OF_TENSORFLOW, "Generator"):
+        _tensorflow_rng().set_generator_state(generator, plain)
     elif _is_instance(generator, "numpy.random", "Generator"):
         generator.bit_generator.state = numpy_state(plain)
     elif _is_instance(generator, "numpy.random", "RandomState"):
         generator.set_state(numpy_state(plain))
     else:
         generator.state = numpy_state(plain)
+
+
+def _tensorflow_rng() -> Any:
+    return importlib.import_module("unbroken.frameworks.tensorflow.rng")
 
 
 def _saved_kind(state: object) -> str:
@@ -215,6 +228,8 @@ def _generator_types() -> tuple[type, ...]:
         found += [numpy.Generator, numpy.RandomState, numpy.BitGenerator]
     if torch is not None:
         found.append(torch.Generator)
+    if _OF_TENSORFLOW in sys.modules:
+        found.append(sys.modules[_OF_TENSORFLOW].Generator)
     return tuple(found)
 
 
@@ -226,6 +241,8 @@ def _shared_generators() -> dict[int, object]:
     if torch is not None:
         shared.append(torch.default_generator)
         shared += torch.cuda.default_generators
+    if _OF_TENSORFLOW in sys.modules:
+        shared.append(sys.modules[_OF_TENSORFLOW].global_generator)
     return {id(generator): generator for generator in shared}
 
 
@@ -272,7 +289,16 @@ def _children(value: Any) -> Iterator[tuple[str, _Step, object]]:
         return _elements(value) if is_of_objects else iter(())
     if _is_instance(value, "torch", "Tensor"):
         return iter(())
+    if type(value).__module__.partition(".")[0] in ("tensorflow", "keras"):
+        return _of_tensorflow(value)
     return _attributes(value)
+
+
+def _of_tensorflow(value: Any) -> Iterator[tuple[str, _Step, object]]:
+    """What the user has put into objects of a class of TensorFlow or Keras; the rest is graphs and caches."""
+    for name, item in getattr(value, "__dict__", {}).items():
+        if name in ("_layers", "_python_function") or not name.startswith("_"):
+            yield f".{name}", _Step("instance", name), item
 
 
 def _items(container: Any) -> Iterator[tuple[str, _Step, object]]:

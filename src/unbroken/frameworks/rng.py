@@ -1,4 +1,4 @@
-"""The random generators that a whole process shares: python's, numpy's, torch's on CPU and CUDA devices.
+"""The random generators that a whole process shares: Python's, and those of the libraries that it uses.
 
 States are plain values of a few kilobytes: the words of a generator are packed into `bytes`, little-endian,
 so that they are small and read the same everywhere. Nothing is pickled.
@@ -18,13 +18,16 @@ from unbroken.state.handlers import Difference
 
 _PYTHON_WORDS = struct.Struct("<625I")
 _LARGEST_PLAIN_INT = 2**63 - 1
+# Keras last: where it sets a seed, it may set that of TensorFlow, too.
+_WITH_A_MODULE = ("tensorflow", "keras")
 
 
 def capture_global_rng() -> dict[str, object]:
     """Return the states of the process-wide generators, as plain values.
 
-    Always holds `python`; holds `numpy` and `torch` where the process has imported them, and `cuda`, one
-    state per device, where CUDA has been initialised. Nothing is imported and no device is woken up.
+    Always holds `python`; holds `numpy`, `torch`, `tensorflow` and `keras` where the process has imported
+    them and they have any, and `cuda`, one state per device, where CUDA has been initialised. Nothing is
+    imported and no device is woken up.
     """
     state: dict[str, object] = {"python": plain_python_state(random.getstate())}
     numpy: Any = sys.modules.get("numpy")
@@ -36,6 +39,9 @@ def capture_global_rng() -> dict[str, object]:
         state["torch"] = plain_torch_state(torch.get_rng_state())
         if torch.cuda.is_initialized():
             state["cuda"] = tuple(plain_torch_state(device) for device in torch.cuda.get_rng_state_all())
+    for library in _WITH_A_MODULE:
+        if library in sys.modules and (found := _of(library).capture()):
+            state[library] = found
     return state
 
 
@@ -45,6 +51,10 @@ def restore_present_rng(state: Mapping[str, object]) -> None:
     A library that `state` names is imported here, if it has not been yet. One that is missing here is left
     out, and so is a device; what else is here is left as it is. `rng_differences` tells of all that.
     """
+    for library in _WITH_A_MODULE:
+        if library in state and _is_installed(library):
+            _of(library).restore(state[library])
+    # After those that draw from it when they are imported or made.
     random.setstate(python_state(state["python"]))
     if "numpy" in state and _is_installed("numpy"):
         numpy: Any = importlib.import_module("numpy")
@@ -60,7 +70,7 @@ def rng_differences(state: Mapping[str, object]) -> list[Difference]:
     """Return why `state` cannot be restored here as a whole; change nothing."""
     problems = [
         Difference("unexpected", library, f"the state has {library}'s, but {library} is not installed here")
-        for library in ("numpy", "torch")
+        for library in ("numpy", "torch", *_WITH_A_MODULE)
         if library in state and not _is_installed(library)
     ]
     if "cuda" in state:
@@ -69,6 +79,11 @@ def rng_differences(state: Mapping[str, object]) -> list[Difference]:
             text = f"the state has {saved} CUDA devices, there are {here} here"
             problems.append(Difference("unexpected" if saved > here else "missing", "cuda", text))
     return problems
+
+
+def _of(library: str) -> Any:
+    """Return what captures and restores the randomness of a library, which is imported if it is not yet."""
+    return importlib.import_module(f"unbroken.frameworks.{library}.rng")
 
 
 def _is_installed(library: str) -> bool:

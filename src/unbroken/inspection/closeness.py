@@ -43,10 +43,10 @@ def same_bytes(first: memoryview, second: memoryview) -> bool:
 
 def closeness(dtypes: tuple[str, str], first: memoryview, second: memoryview) -> Closeness:
     """Compare two tensors with the same number of elements; `dtypes` are theirs."""
-    readers = _READERS.get(dtypes[0]), _READERS.get(dtypes[1])
+    readers = READERS.get(dtypes[0]), READERS.get(dtypes[1])
     elements = len(first) * 8 // DTYPE_BITS[dtypes[0]]
     equal, largest, nans = 0, None, (0, 0)
-    for one, other in zip(_pieces(dtypes[0], first), _pieces(dtypes[1], second), strict=True):
+    for one, other in zip(pieces(dtypes[0], first), pieces(dtypes[1], second), strict=True):
         if dtypes[0] == dtypes[1]:
             equal += _same_bits(one, other, DTYPE_BITS[dtypes[0]])
         if readers[0] is None or readers[1] is None:
@@ -66,7 +66,8 @@ def closeness(dtypes: tuple[str, str], first: memoryview, second: memoryview) ->
     )
 
 
-def _pieces(dtype: str, data: memoryview) -> Iterator[memoryview]:
+def pieces(dtype: str, data: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor, some elements at a time."""
     # As many elements in each, so that the pieces of two dtypes go together.
     size = _ELEMENTS_AT_ONCE * DTYPE_BITS[dtype] // 8
     return (data[start : start + size] for start in range(0, len(data), size))
@@ -112,7 +113,8 @@ def _float16(data: memoryview) -> Numbers:
 
 
 _FORMS = {8: "B", 16: "H", 32: "I", 64: "Q"}
-_READERS: Mapping[str, Callable[[memoryview], Numbers]] = {
+# How the elements of a kind are read as numbers.
+READERS: Mapping[str, Callable[[memoryview], Numbers]] = {
     "F64": lambda data: data.cast("d"),
     "F32": lambda data: data.cast("f"),
     "F16": _float16,

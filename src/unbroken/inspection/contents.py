@@ -91,7 +91,13 @@ def _by_kind(entry: PartEntry) -> dict[str, Any]:
             "attributes": readable(state.get(_ATTRIBUTES, {})),
             "gradients": len(_mapping(state.get(_GRADIENTS))),
         }
-    if entry.handler == "torch.optimizer":
+    if entry.handler == "keras.model":
+        groups = _mapping(state.get("(optimizer)")).get("groups", [])
+        return {
+            "frozen": readable(_mapping(state.get(_FLAGS)).get("frozen", [])),
+            "groups": [_group(group) for group in groups],
+        }
+    if entry.handler in ("torch.optimizer", "keras.optimizer"):
         groups = state.get("groups")
         return {
             "groups": [_group(group) for group in groups] if isinstance(groups, list) else [],

@@ -1,9 +1,9 @@
-"""From a checkpoint of any format to safetensors and JSON: one tensor in memory at a time."""
+"""From a checkpoint of any format to files of tensors and JSON: one tensor in memory at a time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import Any
 
 from unbroken.checkpoint.container import ShardPlan, plan_shard
 from unbroken.errors import UnbrokenError, UsageError
-from unbroken.inspection.formats.base import CheckpointReader
+from unbroken.inspection.conversion_target import Target, UnreadTensor
+from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
 from unbroken.rundir.journal import finite
-from unbroken.state.tensors import ITEM_BYTES, TensorSource
+from unbroken.state.tensors import ITEM_BYTES
 from unbroken.storage.base import Buffer
 from unbroken.storage.local import LocalStorage
+
+__all__ = ["METADATA", "SUFFIX", "Conversion", "UnreadTensor", "check_name", "convert", "file_chunks"]
 
 SUFFIX = ".safetensors"
 _VALUES_SUFFIX = ".json"
@@ -24,88 +27,132 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What was written, and a line for each thing that was not."""
+    """What was written, and a line for each thing that was not.
+
+    The first of `files` is the one that was asked for, the last has what is no tensor.
+    """
 
     tensors: int
     size_bytes: int
-    files: tuple[Path, Path]
+    files: tuple[Path, ...]
     dropped: tuple[str, ...]
 
 
-class UnreadTensor(TensorSource):
-    """A tensor of a checkpoint, read when its bytes are asked for."""
+class SafetensorsTarget(Target):
+    """One safetensors file."""
 
-    __slots__ = ("_path", "_reader", "dtype", "shape")
+    suffix = SUFFIX
 
-    def __init__(self, reader: CheckpointReader, path: str) -> None:
-        self.dtype, self.shape = reader.tensors[path].dtype, reader.tensors[path].shape
-        self._reader = reader
-        self._path = path
+    def files(self, target: Path) -> tuple[Path, ...]:
+        return (target,)
 
-    @property
-    def identity(self) -> Hashable | None:
-        return None
+    def refusal(self, path: str, entry: StoredTensor) -> str | None:
+        if path == METADATA:
+            return "in safetensors this name means something else"
+        return None if entry.dtype in ITEM_BYTES else f"safetensors has no {entry.dtype}"
 
-    def copy_to(self, target: memoryview) -> None:
-        target[:] = self.data
+    def write(
+        self,
+        storage: LocalStorage,
+        reader: CheckpointReader,
+        target: Path,
+        tensors: Mapping[str, UnreadTensor],
+    ) -> int:
+        plan = plan_shard(target.name, tensors)
+        storage.write(target.name, file_chunks(plan, tensors))
+        return plan.size_bytes
 
-    @property
-    def data(self) -> memoryview:
-        return self._reader.read(self._path)
+
+def _bundle() -> Target:
+    from unbroken.inspection.bundle_target import BundleTarget
+
+    return BundleTarget()
+
+
+def _hdf5() -> Target:
+    from unbroken.inspection.hdf5_target import Hdf5Target
+
+    return Hdf5Target()
+
+
+# By how the names of their files end. What writes them is loaded when it is asked for.
+_TARGETS: dict[str, Callable[[], Target]] = {
+    SUFFIX: SafetensorsTarget,
+    ".index": _bundle,
+    ".weights.h5": _hdf5,
+}
 
 
 def convert(reader: CheckpointReader, target: Path) -> Conversion:
-    """Write the tensors of `reader` to the safetensors file `target`, and all else to a JSON file beside it.
+    """Write the tensors of `reader` to the file `target`, and all else to a JSON file beside it.
 
-    Names stay as they are, and so does every bit. Nothing that exists is overwritten; if it fails, nothing
-    is left.
+    How its name ends says in which format. Names stay as they are, and so does every bit. Nothing that
+    exists is overwritten; if it fails, nothing is left.
 
     Raises:
-        UsageError: `target` is no name for such a file, or one of the two is there already.
+        UsageError: `target` is no name for such a file, or one of the files is there already.
         DamagedError: a tensor is not all there.
     """
-    files = target, target.with_suffix(_VALUES_SUFFIX)
-    _check_target(reader, files)
-    tensors = {
-        path: UnreadTensor(reader, path)
-        for path, entry in reader.tensors.items()
-        if entry.dtype in ITEM_BYTES and path != METADATA
-    }
-    dropped = tuple(_dropped(reader))
-    plan = plan_shard(target.name, tensors)
+    _check_whole(reader)
+    form = target_format(target)
+    values = target.with_name(target.name.removesuffix(form.suffix) + _VALUES_SUFFIX)
+    files = (*reversed(form.files(target)), values)
+    _check_free(files)
+    refused = {path: form.refusal(path, entry) for path, entry in reader.tensors.items()}
+    tensors = {path: UnreadTensor(reader, path) for path, why in refused.items() if why is None}
+    dropped = (*_dropped(reader, refused), *form.notes(reader))
     storage = LocalStorage(target.absolute().parent)
     try:
-        storage.write(files[1].name, [_values(reader, dropped)])
-        storage.write(target.name, file_chunks(plan, tensors))
+        storage.write(values.name, [_values(reader, dropped)])
+        size_bytes = form.write(storage, reader, target, tensors)
     except BaseException:
-        # Also after an interrupt: one file without the other looks like a whole checkpoint.
-        with suppress(UnbrokenError):
-            storage.delete(files[1].name)
+        # Also after an interrupt: one file without the others looks like a whole checkpoint.
+        for file in files:
+            with suppress(UnbrokenError):
+                storage.delete(file.name)
         raise
-    return Conversion(tensors=len(tensors), size_bytes=plan.size_bytes, files=files, dropped=dropped)
+    return Conversion(tensors=len(tensors), size_bytes=size_bytes, files=files, dropped=dropped)
 
 
-def _check_target(reader: CheckpointReader, files: tuple[Path, Path]) -> None:
+def target_format(target: Path) -> Target:
+    """Return the format that the name of a file asks for. Raises UsageError if it asks for none."""
+    for suffix, form in _TARGETS.items():
+        if target.name.endswith(suffix) and target.name != suffix:
+            _check_directory(target)
+            return form()
+    raise UsageError(
+        f"{target}: expected a name that ends with {' or '.join(_TARGETS)}",
+        hint="the end of the name says in which format tensors are written",
+    )
+
+
+def check_name(target: Path) -> None:
+    """Raise UsageError unless a safetensors file can have the name `target`."""
+    if target.suffix != SUFFIX:
+        raise UsageError(
+            f"{target}: expected a name that ends with {SUFFIX}", hint="tensors are written in that format"
+        )
+    _check_directory(target)
+
+
+def _check_whole(reader: CheckpointReader) -> None:
     if reader.problems:
         found = reader.problems[0]
         raise UsageError(
             f"{reader.path}: expected a complete checkpoint, found {found.file}: {found.problem}",
             hint="`unbroken verify` names all that is damaged",
         )
-    check_name(files[0])
+
+
+def _check_directory(target: Path) -> None:
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target.parent}: no such directory", hint="make it first")
+
+
+def _check_free(files: tuple[Path, ...]) -> None:
     for file in files:
         if file.exists() or file.is_symlink():
             raise UsageError(f"{file}: exists already", hint="nothing is overwritten: give another name")
-
-
-def check_name(target: Path) -> None:
-    """Raise UsageError unless a file of tensors can have the name `target`."""
-    if target.suffix != SUFFIX:
-        raise UsageError(
-            f"{target}: expected a name that ends with {SUFFIX}", hint="tensors are written in that format"
-        )
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{target.parent}: no such directory", hint="make it first")
 
 
 def file_chunks(plan: ShardPlan, tensors: Mapping[str, UnreadTensor]) -> Iterator[Buffer]:
@@ -115,12 +162,8 @@ def file_chunks(plan: ShardPlan, tensors: Mapping[str, UnreadTensor]) -> Iterato
         yield tensors[path].data
 
 
-def _dropped(reader: CheckpointReader) -> Iterator[str]:
-    for path, entry in reader.tensors.items():
-        if path == METADATA:
-            yield f"tensor {path}: in safetensors this name means something else"
-        elif entry.dtype not in ITEM_BYTES:
-            yield f"tensor {path}: safetensors has no {entry.dtype}"
+def _dropped(reader: CheckpointReader, refused: Mapping[str, str | None]) -> Iterator[str]:
+    yield from (f"tensor {path}: {why}" for path, why in refused.items() if why is not None)
     for name in reader.facts.get("objects", []):
         yield f"objects of {name}: kept as their name, arguments and fields in the JSON file"
     yield from reader.notes

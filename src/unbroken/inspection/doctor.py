@@ -33,7 +33,8 @@ def examine(reader: CheckpointReader, *, world_size: int | None = None) -> list[
 
     `world_size` is the number of processes that are to go on from it, None if that is as it was.
     """
-    found = [*_whole(reader), *_ranks(reader, world_size), *_complete(reader), *_names(reader)]
+    found = [*_whole(reader), *_ranks(reader, world_size), *_complete(reader)]
+    found += [*_of_trainers(reader, world_size), *_names(reader)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda advice: order.index(advice.severity))
 
@@ -68,7 +69,7 @@ def _whole(reader: CheckpointReader) -> Iterator[Advice]:
 
 def _ranks(reader: CheckpointReader, world_size: int | None) -> Iterator[Advice]:
     saved = reader.facts.get("world_size")
-    if world_size is None or world_size == saved:
+    if world_size is None or world_size == saved or reader.facts.get("any_world_size"):
         return
     if saved is None:
         yield Advice(
@@ -87,7 +88,7 @@ def _ranks(reader: CheckpointReader, world_size: int | None) -> Iterator[Advice]
 
 
 def _complete(reader: CheckpointReader) -> Iterator[Advice]:
-    optimizers = roles.optimizers(reader.values)
+    optimizers = roles.optimizers_in(reader)
     if not optimizers:
         yield Advice(
             severity="error",
@@ -130,6 +131,26 @@ def _complete(reader: CheckpointReader) -> Iterator[Advice]:
             text="it does not say which samples of the epoch were seen",
             evidence=reader.format,
             remedy="go on at the beginning of an epoch, or train with unbroken.Run",
+        )
+
+
+def _of_trainers(reader: CheckpointReader, world_size: int | None) -> Iterator[Advice]:
+    ranks = reader.facts.get("generators_of_ranks")
+    if ranks is not None and world_size is not None and world_size != ranks:
+        yield Advice(
+            severity="warning",
+            text=f"random generators are kept for {ranks} processes, and {world_size} are to go on",
+            evidence=f"{reader.format}, a file of generators for each rank",
+            remedy=f"go on with {ranks}: order, dropout and augmentation differ otherwise",
+        )
+    arguments = reader.values.get("training_args") if isinstance(reader.values, dict) else None
+    state = arguments.get("state") if isinstance(arguments, dict) else None
+    if isinstance(state, dict) and state.get("fp16") is True and "scaler" not in reader.values:
+        yield Advice(
+            severity="warning",
+            text="it holds no scaler of the loss, though it was trained in float16",
+            evidence="fp16 in training_args.bin, and no scaler.pt",
+            remedy="the scale begins anew, and some first steps are left out",
         )
 
 

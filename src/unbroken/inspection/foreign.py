@@ -22,7 +22,7 @@ def describe(reader: CheckpointReader) -> dict[str, Any]:
         "files": reader.files,
         "checksums": reader.checksums,
         "counters": roles.counters(reader.values),
-        "optimizers": roles.optimizers(reader.values),
+        "optimizers": roles.optimizers_in(reader),
         "schedulers": roles.schedulers(reader.values),
         "parts": _parts(reader),
         "wrappers": roles.wrappers(reader.tensors),
@@ -40,6 +40,7 @@ def describe(reader: CheckpointReader) -> dict[str, Any]:
                 "size_bytes": entry.size_bytes,
                 "where": entry.where,
                 "aliases": list(entry.aliases),
+                "name": reader.facts.get("names", {}).get(path),
             }
             for path, entry in reader.tensors.items()
         ],

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from unbroken.inspection.formats.base import CheckpointReader
+
 # How deep training states nest these: {"optimizers": [{...}]}, {"state": {"optimizer": {...}}}.
 _DEEPEST = 4
 _GROUPS = ("param_groups", "groups")
@@ -34,6 +36,11 @@ def optimizers(values: Any) -> list[dict[str, Any]]:
     `moments` are the names of what is kept for a parameter, `exp_avg` for example.
     """
     return [_optimizer(where, found) for where, found in _mappings(values) if _is_optimizer(found)]
+
+
+def optimizers_in(reader: CheckpointReader) -> list[dict[str, Any]]:
+    """Return the same for a checkpoint, which may say by other means than values what its optimizers keep."""
+    return [*optimizers(reader.values), *reader.facts.get("optimizers", [])]
 
 
 def parameter_keys(values: Any) -> dict[str, list[str]]:

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from unbroken.state.handlers import Setting
+from unbroken.state.handlers import Difference, Setting
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import TensorSource, copy_bytes
-from unbroken.state.tree import Encoder, LeafCodec, join
+from unbroken.state.tree import Encoder, FillsOnly, LeafCodec, join
 
 # Keys from the outermost mapping to one inside.
 Place: TypeAlias = tuple[object, ...]
@@ -158,7 +159,8 @@ class Filling:
             return live
         if id(live) in self._filled:
             # One tensor in two places: it stays so only if both places hold the same.
-            return live if self._is_equal(live, loaded) else loaded
+            is_filled_only = any(isinstance(codec, FillsOnly) and codec.fills(live) for codec in self._codecs)
+            return live if is_filled_only or self._is_equal(live, loaded) else loaded
         if any(codec.assign(live, loaded) for codec in self._codecs):
             self._filled.add(id(live))
             return live
@@ -219,6 +221,51 @@ class Filling:
         ]
         sources = [table.sources.get("value") for table in tables]
         return encoded[0] == encoded[1] and _bytes_of(sources[0]) == _bytes_of(sources[1])
+
+
+class Misfits:
+    """Finds what in live containers can be filled only, and not with what is loaded for it."""
+
+    def __init__(self, codecs: Sequence[LeafCodec]) -> None:
+        self._codecs = [codec for codec in codecs if isinstance(codec, FillsOnly)]
+        self._loaded: dict[int, Any] = {}
+
+    def of(self, live: Any, loaded: Any, name: str = "") -> Iterator[Difference]:
+        """Yield a difference for each such place in `live`."""
+        if not self._codecs or _is_mark(loaded):
+            return
+        reason = self._reason(live, loaded)
+        if reason is not None:
+            yield Difference("other", name, reason)
+            return
+        for key, (mine, theirs) in _paired(live, loaded).items():
+            yield from self.of(mine, theirs, f"{name}.{key}" if name else str(key))
+
+    def _reason(self, live: Any, loaded: Any) -> str | None:
+        for codec in self._codecs:
+            reason = codec.misfit(live, loaded)
+            if reason is not None:
+                return reason
+            if codec.fills(live):
+                first = self._loaded.setdefault(id(live), loaded)
+                is_one = first is loaded or first.tobytes() == loaded.tobytes()
+                return None if is_one else "it stands in two places here, which differ in the checkpoint"
+        return None
+
+
+def _paired(live: Any, loaded: Any) -> dict[Any, tuple[Any, Any]]:
+    """Return what stands in the same places of two containers, None where one has nothing."""
+    if isinstance(live, MutableMapping) and isinstance(loaded, dict):
+        return {
+            key: (live.get(key), loaded.get(key))
+            for key in [*live, *(key for key in loaded if key not in live)]
+        }
+    if isinstance(live, list | tuple | deque) and isinstance(loaded, list | tuple | deque):
+        return dict(enumerate(zip_longest(live, loaded)))
+    if dataclasses.is_dataclass(loaded) and type(live) is type(loaded):
+        names = [field.name for field in dataclasses.fields(loaded)]
+        return {name: (getattr(live, name, None), getattr(loaded, name, None)) for name in names}
+    return {}
 
 
 def _like(value: Any, items: list[Any]) -> Any:

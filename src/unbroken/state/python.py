@@ -15,6 +15,7 @@ from unbroken.state.filling import (
     Filling,
     IsElsewhere,
     Marking,
+    Misfits,
     Place,
     ScriptKeys,
     new_in_script,
@@ -61,7 +62,8 @@ class ContainerHandler:
     def differences(self, value: Any, state: Any) -> list[Difference]:
         expected, found = _plain_kind(value).__name__, type(state).__name__
         if found == expected:
-            return []
+            loaded = _split(state)[0] if isinstance(state, dict) else state
+            return [*Misfits(self._codecs).of(value, loaded)]
         return [Difference("other", "", f"expected a {expected}, the checkpoint holds a {found}")]
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
@@ -119,9 +121,10 @@ class DataclassHandler:
     def differences(self, value: Any, state: Any) -> list[Difference]:
         expected = {field.name for field in dataclasses.fields(value)}
         found = set(state) - {_OTHERS, _REMOVED} if isinstance(state, dict) else set()
-        return [
+        unknown = [
             Difference("unexpected", name, "the class lacks this field") for name in sorted(found - expected)
         ]
+        return unknown or [*Misfits(self._codecs).of(_merged(value), self._loaded(value, state)[0])]
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         (fields, others), (loaded, kept) = _fields(value), self._loaded(value, state)
@@ -226,7 +229,11 @@ class ObjectHandler:
         if mine != theirs:
             return [Difference("other", "", f"class {mine}, the checkpoint has class {theirs}")]
         unknown = () if hasattr(value, "__dict__") else state["attributes"].keys() - dict(_slots(type(value)))
-        return [Difference("unexpected", name, "the class has no slot for it") for name in sorted(unknown)]
+        if unknown:
+            return [
+                Difference("unexpected", name, "the class has no slot for it") for name in sorted(unknown)
+            ]
+        return [*Misfits(self._codecs).of(dict(_attributes(value)), state["attributes"])]
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         live, loaded = dict(_attributes(value)), state["attributes"]

@@ -70,6 +70,11 @@ class TensorSource(ABC):
         return None
 
     @property
+    def library(self) -> str | None:
+        """The root of the codec that loads it, where that is another one than encoded it."""
+        return None
+
+    @property
     def is_frozen(self) -> bool:
         """True if training is not meant to change it: kept apart, so that it need not be written again.
 

@@ -18,7 +18,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from unbroken.errors import DamagedError, StateMismatchError, UnsupportedStateError
 from unbroken.state.table import TensorTable
@@ -58,6 +58,19 @@ class LeafCodec(Protocol):
 
     def assign(self, live: object, loaded: object) -> bool:
         """Copy `loaded` into the tensor `live` in place; False if they do not fit or are no tensors."""
+        ...
+
+
+@runtime_checkable
+class FillsOnly(Protocol):
+    """A codec of a library whose live tensors can be filled, and nothing can take their place."""
+
+    def fills(self, live: object) -> bool:
+        """Tell whether `live` is such a tensor."""
+        ...
+
+    def misfit(self, live: object, loaded: object) -> str | None:
+        """Return why `loaded` cannot be put where `live` is, None if it can or is none of this library's."""
         ...
 
 
@@ -110,7 +123,7 @@ class Encoder:
         # Asked this way round: the check of an abstract class takes several times as long.
         if isinstance(encoded, _JSON_TYPES):
             return {f"${codec.root}": encoded}
-        return self._tensor(codec.root, encoded, path)
+        return self._tensor(encoded.library or codec.root, encoded, path)
 
     def _tensor(self, library: str, source: TensorSource, path: str) -> Json:
         return {"$tensor": self._table.add(path, source, keep_alias=self._keep_aliases), "as": library}

@@ -132,6 +132,9 @@ def numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
 def _number(name: str, value: Any) -> int | float:
     """Return the number in a metric: a plain one, or the element of a tensor, an array or a scalar."""
     item = getattr(value, "detach", lambda: value)()
+    if not hasattr(item, "item"):
+        # TensorFlow's tensors and variables.
+        item = getattr(item, "numpy", lambda: item)()
     if hasattr(item, "item") and math.prod(getattr(item, "shape", ())) == 1:
         item = item.item()
     if isinstance(item, bool) or not isinstance(item, int | float):

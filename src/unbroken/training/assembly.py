@@ -64,6 +64,8 @@ def assemble(settings: Settings) -> Assembly:
     Raises UsageError, UnsupportedStateError, NotARunError, RunBusyError and StorageError.
     """
     try:
+        # First: to look at a value that several processes hold may wait for all of them.
+        families.check_processes()
         parts = Parts(settings.values, settings.handlers, settings.choices)
         position = Position(parts)
         attempt = Attempt(settings.directory)

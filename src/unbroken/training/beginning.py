@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
+from unbroken.training.importing import StartReport, begin_from
 from unbroken.training.leaving_out import in_words, windows_of
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
 from unbroken.training.saves import without_collecting
+from unbroken.training.settings import Settings
 from unbroken.training.whole_state import WholeState
 
 
 def begin(
-    attempt: Attempt, state: WholeState, saver: Saver, *, wanted: str, non_finite: Sequence[str]
-) -> tuple[RestoreReport | None, list[str]]:
-    """Restore `state` from the checkpoint that `wanted` means; return the report, and it in words.
+    attempt: Attempt, state: WholeState, saver: Saver, settings: Settings
+) -> tuple[RestoreReport | None, StartReport | None, list[str]]:
+    """Restore `state` from the checkpoint to go on from, or begin; return the reports, and them in words.
 
-    The report is None if the run begins anew. `non_finite` are patterns of the names of tensors that may
-    hold NaN or infinity. Raises what `resume.choose` raises.
+    The first report is None if the run begins anew, the second unless that is from a checkpoint of another
+    library. Raises what `resume.choose` and `begin_from` raise.
     """
     store = CheckpointStore(attempt.run_directory)
     swept = [*store.sweep(), *attempt.sweep()]
     act = without_collecting()(state.restore)
     rollbacks = read_rollbacks(attempt.run_directory)
     state.rollbacks, state.position.windows = len(rollbacks), windows_of(rollbacks)
-    restoring = resume.Restoring(attempt.directory, act, non_finite, rollbacks)
-    candidate = resume.choose(store, wanted, attempt.run.run_id, restoring)
+    restoring = resume.Restoring(attempt.directory, act, settings.choices.non_finite, rollbacks)
+    candidate = resume.choose(store, settings.resume, attempt.run.run_id, restoring)
     restored: RestoreReport | None = None
+    started: StartReport | None = None
     lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
     if candidate is not None:
         saver.begin_from(candidate.checkpoint)
         resume.set_later_aside(store, candidate)
         restored = _reported(candidate, state)
         lines = restored.lines()
+    elif settings.start_from is not None:
+        started = begin_from(settings.start_from, state.parts, settings.choices)
+        lines += started.lines()
     lines += [*in_words(rollbacks), *micro_batches.in_words()]
     attempt.journal.append(
         "began",
@@ -47,9 +51,10 @@ def begin(
         swept=swept,
         report=lines,
         restored=None if restored is None else restored.as_json(),
+        started_from=None if started is None else started.as_json(),
     )
     attempt.say(LastWords(ending="running", step=state.step, checkpoint=saver.newest_name))
-    return restored, lines
+    return restored, started, lines
 
 
 def _reported(candidate: resume.Candidate, state: WholeState) -> RestoreReport:

@@ -14,7 +14,6 @@ from unbroken.frameworks.generators import is_generator
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import StateHandler
 from unbroken.state.python import python_handlers
-from unbroken.state.tensors import LoadedTensor
 from unbroken.state.tree import LeafCodec
 from unbroken.training.randomness import GlobalRandomnessHandler
 
@@ -59,6 +58,11 @@ def handlers(parts: Mapping[str, object], choices: Choices) -> list[StateHandler
     from unbroken.frameworks.generator_part import GeneratorHandler
 
     return [*found, GeneratorHandler(), *python_handlers(codecs(), is_elsewhere=is_generator)]
+
+
+def own_parts(parts: Mapping[str, object], choices: Choices) -> dict[str, object]:
+    """Return the parts that a run with `parts` has by itself, by name."""
+    return {name: own for family in _loaded() for name, own in family.own_parts(parts, choices).items()}
 
 
 def environment() -> dict[str, object]:
@@ -144,6 +148,12 @@ def has_scaler(parts: Mapping[str, object]) -> bool:
     return any(family.has_scaler(parts) for family in _loaded())
 
 
+def check_processes() -> None:
+    """Raise UsageError where this process trains together with others and cannot have a run."""
+    for family in _loaded():
+        family.check_processes()
+
+
 def ranks() -> Any:
     """Return the ranks that train together, to ask each other in each step, or None if there is one alone."""
     return next((found for family in _loaded() if (found := family.ranks()) is not None), None)
@@ -154,15 +164,16 @@ def weights(model: object) -> Any:
     return next((found for family in _loaded() if (found := family.weights(model)) is not None), None)
 
 
-def as_weights(tensors: Mapping[str, LoadedTensor]) -> dict[str, Any]:
-    """Return tensors of a framework by their names, for `weights` to be filled with."""
-    from unbroken.frameworks.torch import weights as torch_weights
-
-    return {name: torch_weights.made_of(tensor) for name, tensor in tensors.items()}
-
-
 def read_torch_file(path: Path) -> dict[str, Any]:
-    """Return the tensors in a file of torch.save by their names there."""
+    """Return the tensors in a file of torch.save by their names there.
+
+    Raises UsageError where torch is not in use.
+    """
+    if "torch" not in sys.modules:
+        raise UsageError(
+            f"{path}: expected weights for a model of another framework, found a file of torch.save",
+            hint="convert it to safetensors, or import torch where the model is one of torch",
+        )
     from unbroken.frameworks.torch import weights as torch_weights
 
     return torch_weights.read_torch_file(path)
@@ -170,9 +181,18 @@ def read_torch_file(path: Path) -> dict[str, Any]:
 
 def without_wrappers(tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield `tensors` under their names, then without what wrappers have added to these, little by little."""
+    if "torch" not in sys.modules:
+        yield dict(tensors)
+        return
     from unbroken.frameworks.torch import weights as torch_weights
 
     yield from torch_weights.without_wrappers(tensors)
+
+
+def begin_from(source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]) -> Any:
+    """Return what a checkpoint of a framework's own holds for `parts`, None if no framework reads it."""
+    starts = (family.begin_from(source, parts, new_name) for family in _loaded())
+    return next((found for found in starts if found is not None), None)
 
 
 def resumable_loader(loader: object) -> Any:

@@ -41,8 +41,14 @@ class Parts:
                 hint=f"call it otherwise, such as my_{RNG_PART}=...",
             )
         self._choices = choices or Choices()
-        known = [*extra_handlers, *families.handlers(values, self._choices)]
-        everything = {**values, RNG_PART: GlobalRandomness(values)}
+        own = families.own_parts(values, self._choices)
+        for name in own.keys() & values.keys():
+            raise UsageError(
+                f"Run: the part name {name!r} stands for what the run keeps of model.{name}",
+                hint=f"call it otherwise, such as my_{name}=...",
+            )
+        known = [*extra_handlers, *families.handlers({**values, **own}, self._choices)]
+        everything = {**values, **own, RNG_PART: GlobalRandomness(values)}
         self._parts = [
             Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]

@@ -183,3 +183,6 @@ def _covered(part: Part) -> Iterator[object]:
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(part.value, torch.nn.Module):
         yield from part.value.modules()
+    tensorflow: Any = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(part.value, tensorflow.Module):
+        yield from part.value.submodules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -29,6 +30,7 @@ from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDiskPolicy
 from unbroken.training.health.after_resume import AfterResume, after_resume
 from unbroken.training.health.policy import Health
+from unbroken.training.importing import StartReport
 from unbroken.training.memory_guard import MemoryGuardPolicy
 from unbroken.training.preemption import StopRequested
 from unbroken.training.rehearsing import AtSteps
@@ -58,7 +60,9 @@ class Run:
 
     `directory` is the run directory; under `unbroken run` it may be left out. `save` and `keep` say
     when to save and what to retain; with `save="auto"` the run finds the interval itself. `resume` is
-    "auto" (go on, or begin), "never", "must" or the name of a checkpoint. `config` is kept in every
+    "auto" (go on, or begin), "never", "must" or the name of a checkpoint. A run that begins may do so with
+    the state in a checkpoint of `tf.train.Checkpoint`, which `start_from` names: see `started_from` then for
+    what was taken. `config` is kept in every
     checkpoint, and a change of it is reported. `handlers` are asked before our own how the state of a
     part is taken out and put back.
 
@@ -89,6 +93,7 @@ class Run:
     """
 
     restored: RestoreReport | None = None
+    started_from: StartReport | None = None
 
     def __init__(  # noqa: PLR0913 - each is a thing of its own that a user may set by its name
         self,
@@ -98,6 +103,7 @@ class Run:
         keep: Sequence[RetentionPolicy] = DEFAULT_KEEP,
         snapshot: Sequence[SavePolicy] = (),
         resume: str = "auto",
+        start_from: str | os.PathLike[str] | None = None,
         config: object = None,
         background: bool = True,
         full_disk: FullDiskPolicy = "pause",
@@ -129,6 +135,7 @@ class Run:
             keep=policies("keep", keep),
             snapshot=policies("snapshot", snapshot),
             resume=resume,
+            start_from=None if start_from is None else Path(start_from),
             config=plain(config, "config"),
             background=background,
             full_disk=checked("full_disk", full_disk, FullDiskPolicy, hint=_FULL_DISK_HINT),
@@ -213,12 +220,18 @@ class Run:
         """The steps that this process went on from: in a resume at its start, and in each roll-back since."""
         return tuple(self._state.went_on_from) if "_state" in vars(self) else ()
 
-    def epochs(self, count: int) -> Iterator[int]:
+    @property
+    def parts(self) -> dict[str, object]:
+        """The live parts by name, with those that the run has by itself; none before it was entered."""
+        return {part.name: part.value for part in self._state.parts} if "_state" in vars(self) else {}
+
+    def epochs(self, count: int, *, until: Callable[[], object] | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs from 0 that are still to be trained, of `count` in all.
 
         A run that stopped inside an epoch gets that epoch again, and `batches` the rest of it. When
         the body is done the epoch is: what stands there before and after the batches runs once in
-        each epoch, and again if the run stopped in between.
+        each epoch, and again if the run stopped in between. `until` is asked before each epoch: with what
+        counts as true, as when a part says that it is enough, there are no more.
         """
         self._check_entered("epochs")
         if not self._epochs_begun:
@@ -226,6 +239,8 @@ class Run:
             self._position.put_back()
             self._epochs_begun = True
         for epoch in range(self._position.epoch, count):
+            if until is not None and not self._position.inside_epoch and until():
+                return
             self._boundary.begin_epoch(epoch, count)
             self._rehearsal.about_to_begin()
             yield epoch
@@ -331,12 +346,8 @@ class Run:
 
     def _begin(self) -> None:
         self._pulse.beat("restoring")
-        self.restored, lines = begin(
-            self._attempt,
-            self._state,
-            self._saver,
-            wanted=self._settings.resume,
-            non_finite=self._settings.choices.non_finite,
+        self.restored, self.started_from, lines = begin(
+            self._attempt, self._state, self._saver, self._settings
         )
         self._boundary.recovery.begin()
         self._saves.taken(*self._state.progress())

@@ -30,6 +30,7 @@ class Settings:
     keep: tuple[RetentionPolicy, ...]
     snapshot: tuple[SavePolicy, ...]
     resume: str
+    start_from: Path | None
     config: Json
     background: bool
     full_disk: FullDiskPolicy

@@ -32,13 +32,18 @@ from unbroken.training import families
 from unbroken.training.adaptation import Rename, renaming
 from unbroken.training.arguments import choices
 from unbroken.training.comparison import Amount, is_allowed
+from unbroken.training.warm_sources import read_keras_or_tensorflow
 
 _SAFETENSORS = ".safetensors"
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 _MODULE = "torch.module"
+# What handlers call models.
+_MODELS = frozenset({_MODULE, "keras.model", "tensorflow.module"})
 _LENGTH_BYTES = 8
 # The names in a source have no part before them; patterns are of the names of the model.
 _MODEL = ""
+# How the names of what is no weight begin in the state of a model.
+_BESIDE = "("
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +77,13 @@ def warm_start(
         unbroken.warm_start(model, "runs/pretraining", allow=["head.*"])
         with unbroken.Run("runs/fine-tuning", model=model, optimizer=optimizer) as run: ...
 
-    `source` is a run directory (its newest checkpoint), a checkpoint, a `.safetensors` file, or a file of
-    `torch.save` with weights by name. Nothing but parameters and buffers is read: no optimizer, no
-    position, no random state. `part` says which module of a checkpoint, if it has several. It is strict:
-    every name, shape and dtype fits, but for what is said by `rename`, `allow` and `cast` as for Run,
-    with names as the model's own state_dict has them.
+    `source` is a run directory (its newest checkpoint), a checkpoint, a `.safetensors` file, a file of
+    `torch.save` with weights by name, a `.weights.h5`, `.keras` or `.h5` of Keras, or a checkpoint of
+    TensorFlow (its prefix or directory). Tensors are taken as they lie there: none is transposed. Nothing
+    but parameters and buffers is read: no optimizer, no position, no random state. `part` says which module
+    of a checkpoint, if it has several. It is strict: every name, shape and dtype fits, but for what is said
+    by `rename`, `allow` and `cast` as for Run, with names as the model's own state_dict has them. In
+    `rename`, names in files of Keras and TensorFlow may be given as `unbroken inspect` shows them.
 
     Raises StateMismatchError, and changes nothing, if something else differs or nothing matches;
     DamagedError if bytes are not what was saved; UnsupportedStateError for a model of another library.
@@ -87,11 +94,19 @@ def warm_start(
     weights = families.weights(model)
     if weights is None:
         raise UnsupportedStateError(
-            f"warm_start: expected a torch.nn.Module, found {type(model)}",
+            f"warm_start: expected a torch.nn.Module, a model of Keras or a tf.Module, found {type(model)}",
             hint="pass the model itself",
         )
-    where, found, is_foreign = _read(source, part)
-    found = _named(found, weights.tensors, renaming(allowed_by.rename), is_foreign=is_foreign)
+    new_name = renaming(allowed_by.rename)
+    of_others = (
+        None
+        if isinstance(source, Checkpoint) or _is_ours(Path(source))
+        else read_keras_or_tensorflow(Path(source), weights, part, new_name)
+    )
+    where, tensors, is_foreign = _read(source, part) if of_others is None else (*of_others, False)
+    found = {name: weights.made_of(tensor) for name, tensor in tensors.items()}
+    if of_others is None:
+        found = _named(found, weights.tensors, new_name, is_foreign=is_foreign)
     differences = weights.differences(found)
     refused = [item for item in differences if not is_allowed(_MODEL, item, allowed_by)]
     apart = {item.name for item in differences if item.kind != "dtype"}
@@ -108,6 +123,10 @@ def warm_start(
     report = WarmStartReport(source=where, matched=Amount(len(fitting), size), allowed=tuple(differences))
     tell(*report.lines())
     return report
+
+
+def _is_ours(path: Path) -> bool:
+    return (path / layout.MANIFEST).is_file() or (path / layout.CHECKPOINTS).is_dir()
 
 
 def _named(
@@ -127,7 +146,7 @@ def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tupl
         return source.name, _of_checkpoint(source.manifest, source.load_tensors, part), False
     path = Path(source)
     if path.suffix == _SAFETENSORS and path.is_file():
-        return str(path), families.as_weights(_read_safetensors(path)), True
+        return str(path), _read_safetensors(path), True
     if path.suffix in _TORCH_FILES and path.is_file():
         return str(path), families.read_torch_file(path), True
     if (path / layout.MANIFEST).is_file():
@@ -141,7 +160,7 @@ def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tupl
         found = _of_checkpoint(newest.manifest, newest.load_tensors, part)
         return f"{path} ({newest.name})", found, False
     raise UsageError(
-        f"warm_start: expected a run, a checkpoint, a {_SAFETENSORS} file or a file of torch.save, "
+        f"warm_start: expected a run, a checkpoint, a file of safetensors, torch.save, Keras or TensorFlow, "
         f"found {path}{'' if path.exists() else ', which does not exist'}",
         hint=f"the endings of files of torch.save are {', '.join(_TORCH_FILES)}",
     )
@@ -169,7 +188,7 @@ def _newest_good(store: CheckpointStore, rollbacks: Sequence[Rollback]) -> Check
 def _of_checkpoint(
     manifest: Manifest, load: Callable[[set[str]], Mapping[str, HostTensor]], part: str | None
 ) -> dict[str, Any]:
-    modules = [name for name, entry in manifest.parts.items() if entry.handler == _MODULE]
+    modules = [name for name, entry in manifest.parts.items() if entry.handler in _MODELS]
     chosen = modules[0] if part is None and len(modules) == 1 else part
     if chosen not in modules:
         raise UsageError(
@@ -180,10 +199,10 @@ def _of_checkpoint(
     places = {
         name: str(item["$tensor"])
         for name, item in state.items()
-        if isinstance(item, dict) and "$tensor" in item
+        if isinstance(item, dict) and "$tensor" in item and not name.startswith(_BESIDE)
     }
     tensors = load(set(places.values()))
-    return families.as_weights({name: tensors[place] for name, place in places.items()})
+    return {name: tensors[place] for name, place in places.items()}
 
 
 def _read_safetensors(path: Path) -> dict[str, HostTensor]:

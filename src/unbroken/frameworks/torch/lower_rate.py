@@ -24,6 +24,9 @@ class LowerRates:
         self._is_closed = False
         self._steps = [(optimizer, self._wrap(optimizer)) for optimizer in optimizers]
 
+    def refresh(self) -> None:
+        """Do nothing: each step asks for its factor itself."""
+
     def close(self) -> None:
         """Lower no more."""
         self._is_closed = True

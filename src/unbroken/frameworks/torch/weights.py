@@ -40,6 +40,10 @@ class TorchWeights:
             memory = TorchTensor(tensor).identity
             self._first[name] = name if memory is None else by_memory.setdefault(memory, name)
 
+    def made_of(self, tensor: Any) -> torch.Tensor:
+        """Return the tensor with these bytes; one that is of torch already as it is."""
+        return tensor if isinstance(tensor, torch.Tensor) else made_of(tensor)
+
     def differences(self, found: Mapping[str, torch.Tensor]) -> list[Difference]:
         """Return how `found` differs from these in names, shapes and dtypes, and in what is tied."""
         # Files keep tied weights under one of their names at times.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +12,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unbroken.checkpoint.verify import Finding
-from unbroken.errors import DamagedError, StorageError, UsageError
+from unbroken.interchange.files import (
+    HINT,
+    PIECE_BYTES,
+    RegularFile,
+    damaged,
+    encodable,
+    unreadable,
+)
 from unbroken.state.tensors import ITEM_BYTES
-from unbroken.storage.failures import translated
 
-HINT = "use another copy of it; `unbroken verify` names all that is damaged"
+__all__ = [
+    "DTYPE_BITS",
+    "HINT",
+    "PIECE_BYTES",
+    "CheckpointReader",
+    "RegularFile",
+    "StoredTensor",
+    "damaged",
+    "encodable",
+    "extent",
+    "gather",
+    "is_in_order",
+    "row_major",
+    "swapped",
+    "tensor_bytes",
+    "unreadable",
+]
 
 # The names of safetensors, with the bits of one element, and those that other formats have beside them.
 DTYPE_BITS = {name: size * 8 for name, size in ITEM_BYTES.items()} | {
@@ -37,7 +57,6 @@ DTYPE_BITS = {name: size * 8 for name, size in ITEM_BYTES.items()} | {
 _SWAPPED_BYTES = {"C32": 2, "C64": 4, "C128": 8}
 _MOST_DIMENSIONS = 64
 _LARGEST_TENSOR_BYTES = 1 << 50
-PIECE_BYTES = 8 << 20
 _CODES: Mapping[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 # A view that shows its elements more than once may be of any size; no more than this is made of one.
 _LARGEST_REPETITION_BYTES = 64 << 20
@@ -86,69 +105,6 @@ class CheckpointReader(ABC):
     @abstractmethod
     def verify(self) -> Iterator[Finding]:
         """Read everything, and yield what is damaged beyond `problems`."""
-
-
-class RegularFile:
-    """A file that is read in pieces. Not mapped: a failing disk must be an error, not a signal."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with translated("read", str(path)):
-            found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path}: expected a file, found something else", hint="give a checkpoint")
-        self.size_bytes = found.st_size
-
-    def read(self, start: int, size_bytes: int) -> bytearray:
-        """Return the bytes of a range. Raises DamagedError if the file ends before it does."""
-        if start < 0 or size_bytes < 0 or start + size_bytes > self.size_bytes:
-            raise damaged(str(self.path), f"at least {start + size_bytes} bytes", f"{self.size_bytes}")
-        data = bytearray(size_bytes)
-        with translated("read", str(self.path)):
-            # A pipe that took its place would block.
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                done = _read_into(descriptor, start, memoryview(data))
-            finally:
-                os.close(descriptor)
-        if done < size_bytes:
-            raise damaged(str(self.path), f"{self.size_bytes} bytes", f"{start + done}")
-        return data
-
-    def pieces(self, start: int, size_bytes: int) -> Iterator[bytearray]:
-        """Yield the bytes of a range in pieces that fit into memory."""
-        for offset in range(0, size_bytes, PIECE_BYTES):
-            yield self.read(start + offset, min(PIECE_BYTES, size_bytes - offset))
-
-
-def _read_into(descriptor: int, start: int, target: memoryview) -> int:
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done:]], start + done)
-        if count == 0:
-            break
-        done += count
-    return done
-
-
-def damaged(where: str, expected: str, found: str) -> DamagedError:
-    """The error for bytes that cannot be what was written."""
-    return DamagedError(_printable(f"{where}: expected {expected}, found {found}"), hint=HINT)
-
-
-def unreadable(where: str, what: str) -> StorageError:
-    """The error for a tensor that is sound but of no form that can be read."""
-    return StorageError(_printable(f"{where}: {what}"), hint="`unbroken inspect` lists it all the same")
-
-
-def encodable(text: str) -> str:
-    """Return `text` with lone surrogates, which no file and no terminal takes, as escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _printable(text: str) -> str:
-    # Names from a file must not move the cursor of a terminal.
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int | None:

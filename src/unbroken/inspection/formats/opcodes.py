@@ -3,7 +3,7 @@
 A pickle is a program. Here nothing is imported and nothing is called: a global is the two words that name
 it, a call is a note of what would have been called with what. The opcodes are those of the standard
 library's `pickletools`. Memory is bounded by some 90 bytes for each byte of the input, and both memory and
-time by `_MOST_OPCODES`.
+time by the number of opcodes.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ _MARK = Marker()
 class Machine:
     """Reads pickles from `data`, one after another, from `position` on."""
 
-    def __init__(self, data: bytes | bytearray, where: str) -> None:
+    def __init__(self, data: bytes | bytearray, where: str, *, most_opcodes: int | None = None) -> None:
         self.position = 0
+        self._most_opcodes = most_opcodes or _MOST_OPCODES
         self.globals: dict[str, int] = {}
         self._bytes = data
         self._data = memoryview(data).toreadonly()
@@ -90,17 +91,37 @@ class Machine:
             ) from error
 
     def _run(self) -> Any:
-        data, ways = self._data, _WAYS
-        for _ in range(_MOST_OPCODES):
-            code = data[self.position]
-            self.position += 1
-            if code == _STOP:
-                return self.stack.pop()
-            way = ways.get(code)
-            if way is None:
-                raise ValueError(f"opcode {code}")
-            way(self)
-        raise ValueError(f"more than {_MOST_OPCODES} opcodes")
+        data, ways, stack, memo = self._bytes, _WAYS, self.stack, self._memo
+        for _ in range(self._most_opcodes):
+            position = self.position
+            code = data[position]
+            # Half of all opcodes are of the memo, and most others small numbers: these are not called for.
+            # What a number lacks at the end of the file is missed by the next opcode.
+            if code == _PUT:
+                memo[data[position + 1]] = stack[-1]
+                self.position = position + 2
+            elif code == _LONG_PUT:
+                memo[int.from_bytes(data[position + 1 : position + 5], "little")] = stack[-1]
+                self.position = position + 5
+            elif code == _GET:
+                stack.append(memo[data[position + 1]])
+                self.position = position + 2
+            elif code == _NUMBER:
+                stack.append(data[position + 1])
+                self.position = position + 2
+            elif code == _MEMOIZE:
+                memo[len(memo)] = stack[-1]
+                self.position = position + 1
+            elif code == _STOP:
+                self.position = position + 1
+                return stack.pop()
+            else:
+                self.position = position + 1
+                way = ways.get(code)
+                if way is None:
+                    raise ValueError(f"opcode {code}")
+                way(self)
+        raise ValueError(f"more than {self._most_opcodes} opcodes")
 
     # Arguments that follow an opcode.
 
@@ -302,6 +323,7 @@ def _skip(machine: Machine, size: int) -> None:
     machine._take(size)
 
 
+_PUT, _LONG_PUT, _GET, _NUMBER, _MEMOIZE = b"qrhK\x94"
 _STOP = ord(".")
 _UNNAMED = "(a call of a value)"
 _U16, _U32, _U64 = (struct.Struct(form) for form in ("<H", "<I", "<Q"))

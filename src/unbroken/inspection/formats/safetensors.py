@@ -117,7 +117,7 @@ class ShardedSafetensors(CheckpointReader):
         self._shards: dict[str, SafetensorsFile] = {}
         file = RegularFile(index)
         self.files = {index.name: file.size_bytes}
-        weight_map, metadata = _index(file)
+        weight_map, metadata = read_index(file)
         self.facts = {"metadata": metadata} if metadata else {}
         for name in sorted(set(weight_map.values())):
             self._open(name, index.parent)
@@ -135,7 +135,7 @@ class ShardedSafetensors(CheckpointReader):
 
     def _open(self, name: str, directory: Path) -> None:
         try:
-            shard = SafetensorsFile(_inside(directory, name))
+            shard = SafetensorsFile(inside(directory, name))
         except DamagedError as error:
             self.problems.append(Finding(file=name, problem=error.message))
             return
@@ -204,7 +204,8 @@ def _tiling(name: str, places: dict[str, tuple[int, int]], data_bytes: int) -> l
     return problems
 
 
-def _index(file: RegularFile) -> tuple[dict[str, str], dict[str, Any]]:
+def read_index(file: RegularFile) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return which file each tensor is in, and the metadata. Raises DamagedError."""
     if file.size_bytes > _LARGEST_INDEX_BYTES:
         raise damaged(str(file.path), f"at most {_LARGEST_INDEX_BYTES} bytes", f"{file.size_bytes}")
     try:
@@ -222,7 +223,7 @@ def _clean(metadata: dict[str, Any]) -> dict[str, str]:
     return {encodable(key): encodable(str(value)) for key, value in metadata.items()}
 
 
-def _inside(directory: Path, name: str) -> Path:
+def inside(directory: Path, name: str) -> Path:
     """Return the path of a shard. Raises DamagedError if there is none, or it leads elsewhere."""
     path = directory / name
     # Unlike that of Path, this answer to a name that no file can have is no error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.inspection.formats.base import (
@@ -23,6 +24,8 @@ PICKLE = "data.pkl"
 _LARGEST_PICKLE_BYTES = 1 << 30
 # From this size on a pickle that was compressed to almost nothing is a bomb.
 _LARGE_PICKLE_BYTES = 16 << 20
+# The key by which Lightning's own checkpoints are told.
+_LIGHTNING = "pytorch-lightning_version"
 
 
 def pickle_entry(names: list[str]) -> str | None:
@@ -50,6 +53,9 @@ class TorchZip(CheckpointReader):
         self.checksums = "CRC-32 of each entry" if entries.has_checksums else None
         machine = Machine(entries.read(pickle, large_bytes=_LARGE_PICKLE_BYTES), entries.at(pickle))
         self.values, reading = read_values(machine.load(), torch_storage)
+        version = self.values.get(_LIGHTNING) if isinstance(self.values, dict) else None
+        if isinstance(version, str):
+            self.format = "Lightning, torch.save"
         self._views: dict[str, View] = reading.tensors
         self._is_big_endian = self._byte_order(sizes) == b"big"
         self.tensors = {
@@ -57,6 +63,8 @@ class TorchZip(CheckpointReader):
             for name, view in self._views.items()
         }
         self.facts = {"objects": unusual(machine.globals), "attributes": reading.attributes}
+        if isinstance(version, str):
+            self.facts["metadata"] = {"Lightning": version, **_batches(self.values)}
         self.problems = list(self._problems(sizes))
         self.notes = reading.notes
 
@@ -113,3 +121,11 @@ class TorchZip(CheckpointReader):
                     file=entry,
                     problem=f"tensor {path}: expected {needed_bytes(view)} bytes, found {sizes[entry]}",
                 )
+
+
+def _batches(values: Any) -> dict[str, str]:
+    """Return where in its epoch the loop of Lightning stood, which it keeps six levels deep."""
+    found = values
+    for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "current", "completed"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return {"batches of the epoch": str(found)} if type(found) is int else {}

@@ -23,6 +23,7 @@ from unbroken.inspection.formats.base import (
     tensor_bytes,
     unreadable,
 )
+from unbroken.inspection.formats.joined import placed
 from unbroken.inspection.formats.torch_zip import TorchZip
 from unbroken.inspection.formats.views import integers
 from unbroken.inspection.formats.zero_rank import (
@@ -220,9 +221,9 @@ class ZeroDirectory(CheckpointReader):
         named = zip(first.groups or [{}] * len(self._shapes), self._shapes, strict=False)
         groups = [{**mapping(group, "param_groups"), "params": list(names)} for group, names in named]
         groups += first.groups[len(groups) :]
-        optimizer = _moved({**rest, "param_groups": groups}, of_optimizer)
+        optimizer = placed({**rest, "param_groups": groups}, of_optimizer)
         if any(beside):
-            optimizer["groups"] = _moved(beside, of_optimizer)
+            optimizer["groups"] = placed(beside, of_optimizer)
         module = said.get("module")
         kept = {
             key: _without(value, ["$tensor"]) if isinstance(value, dict) else value
@@ -230,10 +231,10 @@ class ZeroDirectory(CheckpointReader):
             if not (isinstance(value, dict) and value.keys() == {"$tensor"})
         }
         found = {
-            **_moved(_without(first.file.values, (STATE, *said)), of_optimizer),
-            **_moved(_without(said, _OF_THE_MODEL), of_model),
+            **placed(_without(first.file.values, (STATE, *said)), of_optimizer),
+            **placed(_without(said, _OF_THE_MODEL), of_model),
         }
-        ours = {"optimizer": {**optimizer, "state": self._states}, "model": _moved(kept, of_model)}
+        ours = {"optimizer": {**optimizer, "state": self._states}, "model": placed(kept, of_model)}
         for key, value in ours.items():
             if value and found.get(key) is not None:
                 found[f"{key}'"] = found[key]
@@ -243,8 +244,8 @@ class ZeroDirectory(CheckpointReader):
 
     def _attributes(self, of_model: Mapping[str, str], of_optimizer: Mapping[str, str]) -> dict[str, Any]:
         """Return what hangs on the dictionaries of both files, by where these are now."""
-        found = _moved(self._first.file.facts.get("attributes", {}), of_optimizer)
-        said = _moved(self._model.facts.get("attributes", {}), of_model)
+        found = placed(self._first.file.facts.get("attributes", {}), of_optimizer)
+        said = placed(self._model.facts.get("attributes", {}), of_model)
         found = {place_of(path): value for path, value in found.items()}
         return found | {re.sub("^module(?=/|$)", "model", path): value for path, value in said.items()}
 
@@ -309,17 +310,6 @@ class ZeroDirectory(CheckpointReader):
         if key is None and length > full:
             return f"{what}: at most {full} elements", f"{length}"
         return None
-
-
-def _moved(value: Any, places: Mapping[str, str]) -> Any:
-    """Return plain values with the references to tensors that are elsewhere now."""
-    if isinstance(value, list):
-        return [_moved(item, places) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _moved(item, places) for key, item in value.items()}
-    path = found.get("$tensor")
-    return {**found, "$tensor": places.get(path, path)} if isinstance(path, str) else found
 
 
 def _without(values: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import PIECE_BYTES, RegularFile, damaged, unreadable
+from unbroken.inspection.formats.slices import FileSlice
 from unbroken.storage.base import Buffer
 
 MAGIC = b"PK\x03\x04"
@@ -50,12 +51,15 @@ def ends_like_one(file: RegularFile) -> bool:
 
 
 class ZipEntries:
-    """The entries of the zip file at `path`. Opening it reads the directory of names alone."""
+    """The entries of the zip file at `path`, or in a range `file` of it.
 
-    def __init__(self, path: Path) -> None:
-        self.file = RegularFile(path)
+    Opening it reads the directory of names alone.
+    """
+
+    def __init__(self, path: Path, file: FileSlice | None = None) -> None:
+        self.file: RegularFile | FileSlice = file or RegularFile(path)
         try:
-            with zipfile.ZipFile(path) as archive:
+            with self._archive() as archive:
                 found = archive.infolist()
             count = _counted(self.file)
         except OSError as error:
@@ -113,6 +117,10 @@ class ZipEntries:
         """Return where an entry is, for errors."""
         return f"{self.file.path}: {name}"
 
+    def _archive(self) -> zipfile.ZipFile:
+        file = self.file
+        return zipfile.ZipFile(file.stream() if isinstance(file, FileSlice) else file.path)
+
     def _pieces(self, name: str) -> Iterator[Buffer]:
         entry, checksum, size = self.entries[name], 0, 0
         pieces: Iterator[Buffer]
@@ -135,7 +143,7 @@ class ZipEntries:
         """Yield what is in a compressed entry, or only as much as `most_bytes` of its beginning."""
         left = self.entries[name].file_size + 1 if most_bytes is None else most_bytes
         try:
-            with zipfile.ZipFile(self.file.path) as archive, archive.open(self.entries[name]) as source:
+            with self._archive() as archive, archive.open(self.entries[name]) as source:
                 while piece := source.read(min(PIECE_BYTES, left)):
                     left -= len(piece)
                     self._count(name, len(piece))
@@ -188,7 +196,7 @@ class ZipEntries:
         return int(start + fields[9] + fields[10])
 
 
-def _counted(file: RegularFile) -> int:
+def _counted(file: RegularFile | FileSlice) -> int:
     """Return how many entries the end of the directory speaks of."""
     start = max(0, file.size_bytes - _LONGEST_END_BYTES)
     tail = bytes(file.read(start, file.size_bytes - start))

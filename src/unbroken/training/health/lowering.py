@@ -32,9 +32,14 @@ class Lowering:
             self._rates, unknown = families.lower_rates(self._parts, self._factor)
             if not self._rates or unknown:
                 whose = f"of {', '.join(unknown)} " if unknown else ""
-                tell(f"the learning rate {whose}is not lowered: only optimizers of torch can be held back")
+                tell(f"the learning rate {whose}is not lowered: only those of torch and Keras can be")
         elif not self._asked:
             self.close()
+
+    def refresh(self) -> None:
+        """Take the factors of the step that comes."""
+        for rates in self._rates:
+            rates.refresh()
 
     def close(self) -> None:
         """Lower no more."""

@@ -74,6 +74,7 @@ class Recovery:
 
     def has_got_past(self) -> bool:
         """Tell, once, that training is past the place it went back for: a state worth to be kept."""
+        self.lowering.refresh()
         if self._end_of_place is None or self.state.step <= self._end_of_place:
             return False
         self._end_of_place = None

@@ -1,0 +1,44 @@
+"""The part "fit" of a run with a Keras model: what checkpoints say of model.fit, for its callback."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from unbroken.state.choices import Choices
+
+FIT_PART = "fit"
+
+
+class LiveFit(Protocol):
+    """A call of model.fit that is going on, or was the latest."""
+
+    def state(self) -> dict[str, Any]:
+        """Return its state as nested plain values."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put a state into it."""
+        ...
+
+
+class FitState:
+    """What is known of model.fit: `kept` of a checkpoint, and `live` as soon as the callback has begun one.
+
+    `begun` counts the calls of fit in this process; `choices` are the user's.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+        self.kept: dict[str, Any] = {}
+        self.live: LiveFit | None = None
+        self.begun = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of now."""
+        return self.kept if self.live is None else self.live.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.kept = state
+        if self.live is not None:
+            self.live.restore(state)

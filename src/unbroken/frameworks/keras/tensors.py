@@ -1,0 +1,147 @@
+"""Variables of Keras as sources of bytes, and filled from bytes, on whichever framework is below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+
+from unbroken.errors import UnsupportedStateError
+from unbroken.state.handlers import Difference
+from unbroken.state.tensors import HostTensor, LoadedTensor, TensorSource
+
+# By the names that Keras has for them.
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+}
+_KERAS_NAMES = {name: known for known, name in _NAMES.items()}
+
+
+def source_of(variable: keras.Variable, *, is_frozen: bool = False, is_trained: bool = False) -> TensorSource:
+    """Return the live `variable` as a source of bytes."""
+    refuse_without_value(variable)
+    backend = keras.config.backend()
+    if backend == "tensorflow":
+        from unbroken.frameworks.tensorflow.tensors import TfTensor
+
+        return TfTensor(raw(variable), is_frozen=is_frozen, is_trained=is_trained)
+    if backend == "torch":
+        from unbroken.frameworks.torch.tensors import TorchTensor
+
+        source = TorchTensor(raw(variable))
+        source.is_frozen, source.is_trained = is_frozen, is_trained  # type: ignore[misc]
+        return source
+    # An array of JAX is never changed in place: this is the value of now.
+    array = np.ascontiguousarray(variable.numpy())
+    name = _NAMES.get(array.dtype.name)
+    if name is None:
+        raise UnsupportedStateError(
+            f"cannot keep a variable of dtype {array.dtype}, for which the safetensors format has no name",
+            hint="keep it as another dtype",
+        )
+    return HostTensor(name, tuple(variable.shape), _bytes_of(array))
+
+
+def refuse_without_value(variable: keras.Variable) -> None:
+    """Raise UnsupportedStateError for a variable that Keras is still to make."""
+    if getattr(variable, "_value", variable) is None:
+        raise UnsupportedStateError(
+            f"cannot keep the variable {variable.path}, which has no value yet",
+            hint="build the model outside of a stateless scope, before the run starts",
+        )
+
+
+def array_of(tensor: LoadedTensor) -> np.ndarray[Any, Any]:
+    """Return the array with these bytes, of a dtype of ml_dtypes where NumPy has none."""
+    dtype = numpy_dtype(tensor.dtype)
+    return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype, or that of ml_dtypes, for a dtype name of the safetensors format."""
+    known = _KERAS_NAMES[name]
+    return np.dtype(getattr(ml_dtypes, known, known))
+
+
+def dtype_in_words(name: str) -> str:
+    """Return what Keras calls the dtype that the safetensors format calls `name`."""
+    return _KERAS_NAMES.get(name, name)
+
+
+def fill(variable: keras.Variable, tensor: LoadedTensor) -> None:
+    """Give `variable` the value `tensor`, of the same shape, in the dtype that the variable has."""
+    fill_with(variable, array_of(tensor))
+
+
+def fill_with(variable: keras.Variable, array: np.ndarray[Any, Any]) -> None:
+    """Give `variable` the value `array`, of the same shape, in the dtype that the variable has."""
+    backend = keras.config.backend()
+    if backend == "torch":
+        import torch
+
+        with torch.no_grad():
+            # In place: what has been compiled, or holds the tensor, goes on with it.
+            raw(variable).copy_(_torch_tensor(array))
+    elif backend == "tensorflow":
+        from unbroken.frameworks.tensorflow.tensors import assign_value
+
+        # In the dtype of the variable before: TensorFlow takes no other.
+        dtype = numpy_dtype(_NAMES[variable.dtype])
+        assign_value(raw(variable), array.astype(dtype, copy=False))
+    else:
+        variable.assign(array)
+
+
+def _torch_tensor(array: np.ndarray[Any, Any]) -> Any:
+    from unbroken.frameworks.torch.tensors import TorchCodec
+
+    # By way of its bytes: torch takes no array of a dtype of ml_dtypes.
+    image = HostTensor(_NAMES[array.dtype.name], array.shape, _bytes_of(np.ascontiguousarray(array)))
+    return TorchCodec().decode_tensor(image)
+
+
+def _bytes_of(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def raw(variable: Any) -> Any:
+    """Return what the framework below has for a variable of Keras; another one as it is."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def tensor_differences(name: str, live: TensorSource, loaded: Any) -> list[Difference]:
+    """Return how a loaded tensor differs in shape and dtype from the live one of that name."""
+    if not (hasattr(loaded, "dtype") and hasattr(loaded, "shape")):
+        text = f"expected a tensor, the checkpoint holds a {type(loaded).__name__}"
+        return [Difference("other", name, text)]
+    found = []
+    if tuple(loaded.shape) != live.shape:
+        text = f"shape {live.shape}, the checkpoint has shape {tuple(loaded.shape)}"
+        found.append(Difference("shape", name, text))
+    if loaded.dtype != live.dtype:
+        mine, theirs = dtype_in_words(live.dtype), dtype_in_words(str(loaded.dtype))
+        found.append(Difference("dtype", name, f"dtype {mine}, the checkpoint has dtype {theirs}"))
+    return found
+
+
+def number_of(value: Any) -> float:
+    """Return a number of the framework below as a plain one: the shortest that it can be made of again."""
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(str(array)) if array.dtype == np.float32 else float(array)

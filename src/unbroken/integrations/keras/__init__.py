@@ -1,0 +1,1 @@
+"""model.fit of Keras as a run."""

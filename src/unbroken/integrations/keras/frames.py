@@ -1,0 +1,61 @@
+"""What the running model.fit holds and gives to nobody: looked up in its frame, and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from unbroken.errors import UnsupportedStateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningFit:
+    """A call of fit: what it iterates over in each epoch, its callbacks, and the epochs it is to train."""
+
+    epoch_iterator: Any
+    callbacks: Any
+    initial_epoch: int
+    epochs: int
+
+
+def running_fit(model: object) -> RunningFit:
+    """Return what the fit of `model` that is below in the stack holds, once it begins to train.
+
+    Raises UnsupportedStateError if this version of Keras is made otherwise.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
+        frame = frame.f_back  # type: ignore[assignment]
+    found = {} if frame is None else frame.f_locals
+    expected = {
+        "epoch_iterator": EpochIterator,
+        "callbacks": keras.callbacks.CallbackList,
+        "initial_epoch": int,
+        "epochs": int,
+    }
+    wrong = [name for name, kind in expected.items() if not isinstance(found.get(name), kind)]
+    if wrong or not (hasattr(model, "_initial_epoch") and hasattr(model, "_get_metrics_result_or_logs")):
+        raise UnsupportedStateError(
+            f"unbroken.keras.Checkpoint: expected to be called by the fit of Keras 3, found Keras "
+            f"{keras.__version__} without {', '.join(wrong) or 'its usual attributes'} there",
+            hint="pass it to model.fit(callbacks=[...]) itself; if you do, this version of Keras is "
+            "not known: train in a loop over run.epochs and run.batches, and tell us",
+        )
+    return RunningFit(**{name: found[name] for name in expected})
+
+
+def feed(epoch_iterator: Any, epoch: Callable[[], Iterator[tuple[int, int, Any]]]) -> None:
+    """Have `epoch_iterator` go through what `epoch` yields in each epoch: first step, last step, batches."""
+
+    class Fed(type(epoch_iterator)):  # type: ignore[misc]
+        def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
+            self.data_adapter.on_epoch_begin()
+            yield from epoch()
+            self.data_adapter.on_epoch_end()
+
+    epoch_iterator.__class__ = Fed
