@@ -10,6 +10,7 @@ from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
 from unbroken.training.leaving_out import in_words, windows_of
+from unbroken.training.ranks.following import follow, led, restored_on_all
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
 from unbroken.training.saves import without_collecting
@@ -24,13 +25,18 @@ def begin(
     The report is None if the run begins anew. `non_finite` are patterns of the names of tensors that may
     hold NaN or infinity. Raises what `resume.choose` raises.
     """
-    store = CheckpointStore(attempt.run_directory)
-    swept = [*store.sweep(), *attempt.sweep()]
+    store, group = CheckpointStore(attempt.run_directory), state.group
+    swept = [*store.sweep(), *attempt.sweep()] if group.is_first else []
     act = without_collecting()(state.restore)
     rollbacks = read_rollbacks(attempt.run_directory)
     state.rollbacks, state.position.windows = len(rollbacks), windows_of(rollbacks)
-    restoring = resume.Restoring(attempt.directory, act, non_finite, rollbacks)
-    candidate = resume.choose(store, wanted, attempt.run.run_id, restoring)
+    if group.is_first:
+        on_all = restored_on_all(group, act)
+        restoring = resume.Restoring(attempt.directory, on_all, non_finite, rollbacks)
+        candidate = led(group, lambda: resume.choose(store, wanted, attempt.run.run_id, restoring))
+    else:
+        followed = follow(group, store, act)
+        candidate = None if followed is None else resume.Candidate(*followed, {})
     restored: RestoreReport | None = None
     lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
     if candidate is not None:
