@@ -1,8 +1,9 @@
 """A small training of several ranks over gloo: python training_script.py RUN OUT WORLD [NAME=JSON ...].
 
 Each rank writes what it saw, a JSON line for each step, to OUT/rank.jsonl, and its last weights to
-OUT/rank.txt. `kill` ends a rank by SIGKILL at a step, `term` sends it SIGTERM there, `nan` gives it a loss
-that is none, and `twice` lets it count a step twice. Under torchrun ranks are what that says.
+OUT/rank.txt. `kill` ends a rank by SIGKILL at a step, `kills` several: [attempt, rank, step]; `term` sends it
+SIGTERM there, `nan` gives it a loss that is none, and `twice` lets it count a step twice. Under torchrun ranks
+are what that says.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
                 line = {"step": step, "indices": indices.tolist(), "loss": loss.item().hex(), **counted}
                 log.write(json.dumps(line) + "\n")
                 log.flush()
+                if [attempt(directory), rank, step] in options.get("kills", []):
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if here and options.get("kill") == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if here and options.get("term") == step:
