@@ -1,4 +1,4 @@
-"""Ranks of a real torchrun under the real supervisor: killed at random, and in the end as if nothing had been."""
+"""Ranks of a real torchrun under the real supervisor, killed at random: the end is as if nothing had been."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ def test_ranks_that_are_killed_at_random_train_to_the_same_bits(tmp_path: Path, 
         kills.append([attempt, drawn.randrange(2), step])
     trained = Trained(tmp_path)
     trained.out.mkdir()
+    keeping = ["unbroken.cli.main", "run", "--run-dir", str(trained.run), "--backoff", "0.01", "--"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     training = [str(SCRIPT), str(trained.run), str(trained.out), "2", "every=1", f"kills={json.dumps(kills)}"]
-    limits = ["--backoff", "0.01"]
     done = subprocess.run(
-        [sys.executable, "-m", "unbroken.cli.main", "run", "--run-dir", str(trained.run), *limits, "--"]
-        + torchrun
-        + training,
+        [sys.executable, "-m", *keeping, *torchrun, *training],
         capture_output=True,
         text=True,
         check=False,

@@ -2,8 +2,8 @@
 
 Each rank writes what it saw, a JSON line for each step, to OUT/rank.jsonl, and its last weights to
 OUT/rank.txt. `kill` ends a rank by SIGKILL at a step, `kills` several: [attempt, rank, step]; `term` sends it
-SIGTERM there, `nan` gives it a loss that is none, and `twice` lets it count a step twice. Under torchrun ranks
-are what that says.
+SIGTERM there, `nan` gives it a loss that is none, and `twice` lets it count a step twice. Under torchrun the
+ranks are its own.
 """
 
 from __future__ import annotations
