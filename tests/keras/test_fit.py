@@ -93,6 +93,7 @@ def test_an_early_stopped_fit_stays_stopped(tmp_path: Path) -> None:
     assert again[1:] == (history, steps)
 
 
+@pytest.mark.chaos
 def test_a_second_fit_of_a_script_goes_on_where_it_was(tmp_path: Path) -> None:
     def both(directory: Path, dies: DiesAt) -> tuple[Any, list[Any]]:
         model = build()
@@ -112,6 +113,7 @@ def test_a_second_fit_of_a_script_goes_on_where_it_was(tmp_path: Path) -> None:
     assert is_same(state, expected[0])
 
 
+@pytest.mark.chaos
 def test_the_progress_bar_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DiedError):
         fit(tmp_path, DiesAt("train_batch_end", 3), epochs=1, verbose=1)

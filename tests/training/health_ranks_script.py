@@ -18,6 +18,7 @@ import torch
 from unbroken.training.health.agreement import agreement
 from unbroken.training.health.policy import Health
 from unbroken.training.health.watch import HealthWatch
+from unbroken.training.ranks.group import this_group
 
 torch.set_num_threads(1)
 
@@ -27,7 +28,7 @@ def decide(rank: int, directory: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    watch = HealthWatch(Health(warm_up_steps=5), agree=agreement())
+    watch = HealthWatch(Health(warm_up_steps=5), agree=agreement(this_group()))
     found = []
     for step in range(1, 31):
         loss = 1 + (step + rank) % 3 / 10

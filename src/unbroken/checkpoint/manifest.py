@@ -59,6 +59,13 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[tuple[int, ...], ...] = ()
 
 
+class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a further rank has otherwise than the first: its position, and the parts whose words differ."""
+
+    parts: dict[str, PartEntry]
+    position: Position
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """What the user's own check said of the state, before it was written."""
 
@@ -95,6 +102,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int = 0
     # What the watch over training goes on with.
     health: Any = None
+    # The further ranks of a group that trained together, in order; the first one's state is all the rest.
+    ranks: tuple[RankEntry, ...] = ()
     parts: dict[str, PartEntry]
     shards: dict[str, ShardEntry]
     tensors: dict[str, TensorEntry]

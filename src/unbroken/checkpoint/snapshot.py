@@ -12,7 +12,7 @@ from typing import Any
 
 from unbroken.checkpoint.container import ShardPlan
 from unbroken.checkpoint.image import ImagePlan, Place, plan_image
-from unbroken.checkpoint.manifest import PartEntry, Position, Validation
+from unbroken.checkpoint.manifest import PartEntry, Position, RankEntry, Validation
 from unbroken.state.paths import part_of
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import FLOATING, TensorSource, address_of
@@ -42,6 +42,7 @@ class Description:
     validation: Validation | None = None
     rollbacks: int = 0
     health: Any = None
+    ranks: tuple[RankEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

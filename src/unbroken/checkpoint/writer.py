@@ -175,6 +175,7 @@ def _manifest(snapshot: Snapshot, name: str, digests: Digests) -> Manifest:
         validation=said.validation,
         rollbacks=said.rollbacks,
         health=said.health,
+        ranks=said.ranks,
         parts=said.parts,
         shards=shards,
         tensors=tensors,

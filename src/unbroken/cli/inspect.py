@@ -45,6 +45,7 @@ def inspect(
       parts {name: type, handler, tensors, size_bytes, dtypes {dtype: size_bytes}, and of
         modules frozen [name], evaluating [name], attributes {module: {name: value}}, gradients,
         optimizers groups [parameters, options], states, others values},
+      ranks [epoch, inside_epoch, samples, parts (that it has otherwise)] (the further ones, in order),
       tied [[path]], generators [where, kind], files {name: size_bytes},
       tensors [path, dtype, shape, size_bytes, file, digest, aliases]
     for others:
@@ -136,6 +137,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"run {found['run_id']}, attempt {found['attempt']}, {found['created']}{parent}",
         f"{len(found['tensors'])} tensors, {output.size(found['size_bytes'])} in {len(found['files'])} files",
     ]
+    if found["ranks"]:
+        own = sorted({part for rank in found["ranks"] for part in rank["parts"]})
+        each = f"; each has its own {', '.join(own)}" if own else ""
+        lines.append(f"saved by {1 + len(found['ranks'])} ranks{each}")
     if found["learning_rates"]:
         lines.append("learning rate " + ", ".join(map(value_in_words, found["learning_rates"])))
     if found["metrics"]:

@@ -6,6 +6,7 @@ so that they are small and read the same everywhere. Nothing is pickled.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import random
@@ -64,6 +65,18 @@ def restore_present_rng(state: Mapping[str, object]) -> None:
         torch.set_rng_state(torch_state(state["torch"]))
         for device, device_state in enumerate(_devices(state)[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(torch_state(device_state), device)
+
+
+def seed_anew(name: str) -> None:
+    """Seed the process-wide generators by where they are now, and otherwise for another `name`."""
+    seed = int.from_bytes(hashlib.sha256(f"{random.getrandbits(128)} {name}".encode()).digest()[:8], "little")
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 def rng_differences(state: Mapping[str, object]) -> list[Difference]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from unbroken.checkpoint.choosing import reason_against
-from unbroken.checkpoint.manifest import Manifest
+from unbroken.checkpoint.manifest import Manifest, Position, RankEntry
 from unbroken.checkpoint.reader import read_manifest
 from unbroken.errors import UnbrokenError
 from unbroken.inspection import contents
@@ -31,11 +31,12 @@ def summarize(located: Located) -> dict[str, Any]:
         "attempt": manifest.attempt,
         "parent": manifest.parent,
         "format_version": manifest.format_version,
-        "samples": _samples(manifest),
+        "samples": _samples(manifest.position),
         "position": contents.position(manifest),
         "config": readable(manifest.config),
         "environment": readable(manifest.environment),
         "choices": readable(manifest.choices),
+        "ranks": [_rank(entry) for entry in manifest.ranks],
         "parts": {name: contents.part_contents(name, manifest) for name in manifest.parts},
         "tied": contents.tied(manifest),
         "generators": contents.generators(manifest),
@@ -55,6 +56,17 @@ def summarize(located: Located) -> dict[str, Any]:
     }
 
 
+def _rank(entry: RankEntry) -> dict[str, Any]:
+    """Return what a further rank has of its own."""
+    position = entry.position
+    return {
+        "epoch": position.epoch,
+        "inside_epoch": position.inside_epoch,
+        "samples": _samples(position),
+        "parts": sorted(entry.parts),
+    }
+
+
 def _against(located: Located, manifest: Manifest) -> str | None:
     """Return why no run goes on from it by itself; a copy outside of its run knows of no roll-backs."""
     rollbacks: tuple[Rollback, ...] = ()
@@ -63,8 +75,8 @@ def _against(located: Located, manifest: Manifest) -> str | None:
     return reason_against(manifest, rollbacks)
 
 
-def _samples(manifest: Manifest) -> list[int | None]:
+def _samples(position: Position) -> list[int | None]:
     """Return how many samples of its pass each loader had given out, None where it counts none."""
-    loaders = manifest.position.loaders
+    loaders = position.loaders
     states = [loader.get("state", {}) if isinstance(loader, dict) else {} for loader in loaders]
     return [state.get("samples") if isinstance(state, dict) else None for state in states]

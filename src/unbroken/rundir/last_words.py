@@ -37,15 +37,15 @@ class LastWords:
     frame: str = ""
 
 
-def write_last_words(attempt_directory: Path, words: LastWords) -> None:
+def write_last_words(attempt_directory: Path, words: LastWords, rank: int = 0) -> None:
     """Write the record, durably, in place of an earlier one."""
-    write_json(attempt_directory / layout.LAST_WORDS, asdict(words))
+    write_json(attempt_directory / layout.of_rank(layout.LAST_WORDS, rank), asdict(words))
 
 
-def read_last_words(attempt_directory: Path) -> LastWords | None:
+def read_last_words(attempt_directory: Path, rank: int = 0) -> LastWords | None:
     """Return the record of an attempt, or None if it has none that can be read."""
     try:
-        value = read_json(attempt_directory / layout.LAST_WORDS)
+        value = read_json(attempt_directory / layout.of_rank(layout.LAST_WORDS, rank))
     except StorageError:
         # What cannot be read is no evidence; the verdict then rests on the exit status alone.
         return None

@@ -19,7 +19,8 @@ attempts/0001/            one process lifetime: output, events, heartbeat, last 
                           cell.json names its control groups while they are there; the output is out.log,
                           later out.log.gz, with out.times (when it grew) and out.start (what the archive
                           begins with, if older output was freed); ranks/ has that of each rank of torchrun;
-                          alarms.jsonl is what training wants people to be told
+                          alarms.jsonl is what training wants people to be told; heartbeat and last words
+                          of further ranks have -rank1 and so on in their names
 pins.json                 the checkpoints that no prune deletes, and why
 rollbacks.json            how often, why and how far the run was rolled back, and what data it leaves out
 alarmed-resumes.json      the checkpoint whose resumes went wrong lately, and in which attempts
@@ -123,6 +124,16 @@ def attempt_directory(run_directory: Path, attempt: int) -> Path:
 def events_file(rank: int = 0) -> str:
     """Return the name of the journal of one rank inside an attempt's directory."""
     return f"events-rank{rank}.jsonl"
+
+
+def of_rank(name: str, rank: int) -> str:
+    """Return the name of what stands under `name` for the first rank, for one of several.
+
+    >>> of_rank("heartbeat", 0), of_rank("last-words.json", 2)
+    ('heartbeat', 'last-words-rank2.json')
+    """
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}-rank{rank}{dot}{suffix}" if rank else name
 
 
 def output_archive(log: Path) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from unbroken.checkpoint.retention import KeepBest
-from unbroken.errors import StorageFullError, UnbrokenError
+from unbroken.errors import StorageFullError, UnbrokenError, UsageError
 from unbroken.rundir.save_interval import SaveInterval, write_save_interval
 from unbroken.training import families
 from unbroken.training.arguments import plain
@@ -15,6 +16,7 @@ from unbroken.training.ending import Ending
 from unbroken.training.environment import environment
 from unbroken.training.failures import failures_before, interval_before
 from unbroken.training.full_disk import FullDisk
+from unbroken.training.health.agreement import agreement
 from unbroken.training.health.keeping import with_one_to_go_back_to
 from unbroken.training.health.lowering import Lowering
 from unbroken.training.health.policy import Health
@@ -27,6 +29,10 @@ from unbroken.training.parts import Parts
 from unbroken.training.position import Position
 from unbroken.training.preemption import Requests
 from unbroken.training.pulse import Pulse
+from unbroken.training.ranks.agreement import AgreedRequests
+from unbroken.training.ranks.following import FollowingSaver, open_attempt
+from unbroken.training.ranks.group import Group, this_group
+from unbroken.training.ranks.shares import Shares
 from unbroken.training.rehearsing import Rehearsal, rehearsal
 from unbroken.training.save_interval import AutoInterval
 from unbroken.training.save_policy import SavePolicy
@@ -63,42 +69,42 @@ def assemble(settings: Settings) -> Assembly:
 
     Raises UsageError, UnsupportedStateError, NotARunError, RunBusyError and StorageError.
     """
+    group = Group()
     try:
         # First: to look at a value that several processes hold may wait for all of them.
         families.check_processes()
-        parts = Parts(settings.values, settings.handlers, settings.choices)
+        group = this_group()
+        _check_plan(settings, group)
+        parts = group.attempted(lambda: Parts(settings.values, settings.handlers, settings.choices))
         position = Position(parts)
-        attempt = Attempt(settings.directory)
+        attempt = open_attempt(settings.directory, group)
     except UnbrokenError as error:
-        say_refused(settings.directory, error)
+        if group.is_first:
+            say_refused(settings.directory, error)
         raise
     heartbeat = attempt.heartbeat
     guard = MemoryGuard(settings.memory_guard, attempt.directory, save_seconds=lambda: heartbeat.save_seconds)
-    requests = Requests(settings.directory, guard)
+    own = Requests(settings.directory, guard)
+    requests = own if group.is_alone else AgreedRequests(own, group)
     full_disk = FullDisk(
         settings.full_disk,
         beat=lambda phase: pulse.beat(phase),  # noqa: PLW0108 - it is made further below
-        is_asked_to_stop=lambda: requests.stop_reason() is not None,
+        is_asked_to_stop=lambda: own.stop_reason() is not None,
     )
-    saver = Saver(
-        settings.directory,
-        attempt,
-        keep=with_one_to_go_back_to(settings.keep, settings.health),
-        keeps_snapshots=bool(settings.snapshot),
-        full_disk=full_disk,
-        memory_budget_bytes=settings.memory_budget_bytes,
-        verify=settings.verify,
-    )
+    saver = _saver(settings, attempt, full_disk) if group.is_first else FollowingSaver()
     health = HealthWatch(
         settings.health or Health(action="warn"),
         rate=families.highest_rate(settings.values),
         goal_step=lambda: heartbeat.goal_step,
         has_scaler=lambda: families.has_scaler(settings.values),
+        agree=agreement(group),
     )
     state = WholeState(
         parts=parts,
         position=position,
         health=health,
+        group=group,
+        shares=Shares(group),
         run_id=attempt.run.run_id,
         attempt=attempt.number,
         config=settings.config,
@@ -109,14 +115,22 @@ def assemble(settings: Settings) -> Assembly:
     saves = Saves(
         saver,
         state.captured,
-        policies=_auto(attempt, full_disk) if settings.save == "auto" else settings.save,
-        snapshots=settings.snapshot,
+        policies=_policies(settings, attempt, full_disk) if group.is_first else [],
+        # Of several ranks each would have to live for all to be of use.
+        snapshots=settings.snapshot if group.is_alone else (),
         in_background=settings.background,
         pulse=pulse,
         validator=validator,
+        group=group,
     )
     ending = Ending(
-        attempt=attempt, state=state, saver=saver, saves=saves, full_disk=full_disk, beat=pulse.beat
+        attempt=attempt,
+        state=state,
+        saver=saver,
+        saves=saves,
+        full_disk=full_disk,
+        beat=pulse.beat,
+        group=group,
     )
     rehearsing = rehearsal(settings.plan, state, saver)
     unkept = UnkeptWatch(settings.values, parts)
@@ -150,7 +164,8 @@ def assemble(settings: Settings) -> Assembly:
         recovery=recovery,
         pulse=pulse,
         best_of={policy.metric for policy in settings.keep if isinstance(policy, KeepBest)},
-        copies=settings.plan is None,
+        copies=settings.plan is None and group.is_alone,
+        group=group,
     )
     return Assembly(
         attempt=attempt,
@@ -168,6 +183,30 @@ def assemble(settings: Settings) -> Assembly:
         micro_batches=MicroBatches(attempt.directory),
         validator=validator,
     )
+
+
+def _check_plan(settings: Settings, group: Group) -> None:
+    if settings.plan is not None and not group.is_alone:
+        raise UsageError(
+            f"unbroken drill: expected a script of one process, found {group.size} ranks",
+            hint="rehearse the training with one rank",
+        )
+
+
+def _saver(settings: Settings, attempt: Attempt, full_disk: FullDisk) -> Saver:
+    return Saver(
+        settings.directory,
+        attempt,
+        keep=with_one_to_go_back_to(settings.keep, settings.health),
+        keeps_snapshots=bool(settings.snapshot),
+        full_disk=full_disk,
+        memory_budget_bytes=settings.memory_budget_bytes,
+        verify=settings.verify,
+    )
+
+
+def _policies(settings: Settings, attempt: Attempt, full_disk: FullDisk) -> Sequence[SavePolicy]:
+    return _auto(attempt, full_disk) if settings.save == "auto" else settings.save
 
 
 def _auto(attempt: Attempt, full_disk: FullDisk) -> list[SavePolicy]:

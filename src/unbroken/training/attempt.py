@@ -11,7 +11,7 @@ from unbroken.rundir import layout
 from unbroken.rundir.control import clear_stop
 from unbroken.rundir.files import sweep_temporary
 from unbroken.rundir.heartbeat import Heartbeat
-from unbroken.rundir.identity import claim_attempt, given_attempt, open_run
+from unbroken.rundir.identity import RunIdentity, claim_attempt, given_attempt, open_run
 from unbroken.rundir.journal import Journal
 from unbroken.rundir.last_words import LastWords, write_last_words
 from unbroken.rundir.lock import RunLock
@@ -32,8 +32,10 @@ class Attempt:
     def __init__(self, directory: Path) -> None:
         self.run = open_run(directory)
         self.run_directory = directory
-        self._lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
-        self._take(directory)
+        self._rank = 0
+        lock = RunLock(directory / layout.WRITER_LOCK, directory / layout.WRITER_FILE)
+        self._lock: RunLock | None = lock
+        self._take(directory, lock)
         try:
             if given_attempt(directory) is None:
                 # An old request: nobody can have asked this attempt yet. (A supervisor clears them itself.)
@@ -47,18 +49,18 @@ class Attempt:
             is_supervised = given_attempt(directory) is not None
             self._stacks = StackFile(self.directory, _rank()) if is_supervised else None
         except BaseException:
-            self._lock.release()
+            lock.release()
             raise
 
-    def _take(self, directory: Path) -> None:
+    def _take(self, directory: Path, lock: RunLock) -> None:
         """Take the lock when no earlier trainer has left a writer that is still at work."""
         while True:
             wait_for_writers(directory)
-            self._lock.acquire()
+            lock.acquire()
             if not has_orphaned_writer(directory):
                 return
             # Its trainer died between the two.
-            self._lock.release()
+            lock.release()
 
     def sweep(self) -> list[str]:
         """Remove the half-written small files of processes that died, and return their names."""
@@ -69,7 +71,7 @@ class Attempt:
 
     def say(self, words: LastWords) -> None:
         """Leave last words, durably, and an event of the same content."""
-        write_last_words(self.directory, words)
+        write_last_words(self.directory, words, self._rank)
         self.journal.append(words.ending, step=words.step, reason=words.reason or words.message)
         self.journal.sync()
 
@@ -79,6 +81,10 @@ class Attempt:
             self.say(failure_words(error, step, checkpoint))
         except StorageError as silenced:
             error.add_note(f"its last words could not be written: {silenced.message}")
+
+    def tell(self, *lines: str) -> None:
+        """Say something on stderr that all ranks would say alike."""
+        tell(*lines)
 
     def alarm(self, what: str, text: str, hint: str = "") -> None:
         """Tell people of something that is not well, also those whom only the supervisor can reach.
@@ -96,7 +102,33 @@ class Attempt:
         if self._stacks is not None:
             self._stacks.close()
         self.heartbeat.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+
+
+class FollowingAttempt(Attempt):
+    """A further rank in an attempt that the first one has opened: it writes records of its own alone."""
+
+    def __init__(self, directory: Path, rank: int, number: int, run: RunIdentity) -> None:
+        self.run, self.number = run, number
+        self.run_directory = directory
+        self.directory = layout.attempt_directory(directory, number)
+        self._rank = rank
+        self.heartbeat = Heartbeat(self.directory / layout.of_rank(layout.HEARTBEAT, rank))
+        self.journal = Journal(self.directory / layout.events_file(rank))
+        is_supervised = given_attempt(directory) is not None
+        self._stacks = StackFile(self.directory, rank) if is_supervised else None
+        self._lock = None
+
+    def sweep(self) -> list[str]:
+        return []
+
+    def tell(self, *lines: str) -> None:
+        """The first rank says it."""
+
+    def alarm(self, what: str, text: str, hint: str = "") -> None:
+        """Keep it on record; the first rank tells people."""
+        self.journal.append("alarm", what=what, text=text, hint=hint)
 
 
 def say_refused(directory: Path, error: Exception) -> None:

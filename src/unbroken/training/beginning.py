@@ -9,6 +9,7 @@ from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
 from unbroken.training.importing import StartReport, begin_from
 from unbroken.training.leaving_out import in_words, windows_of
+from unbroken.training.ranks.following import follow, led, restored_on_all
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
 from unbroken.training.saves import without_collecting
@@ -24,23 +25,30 @@ def begin(
     The first report is None if the run begins anew, the second unless that is from a checkpoint of another
     library. Raises what `resume.choose` and `begin_from` raise.
     """
-    store = CheckpointStore(attempt.run_directory)
-    swept = [*store.sweep(), *attempt.sweep()]
+    store, group = CheckpointStore(attempt.run_directory), state.group
+    swept = [*store.sweep(), *attempt.sweep()] if group.is_first else []
     act = without_collecting()(state.restore)
     rollbacks = read_rollbacks(attempt.run_directory)
     state.rollbacks, state.position.windows = len(rollbacks), windows_of(rollbacks)
-    restoring = resume.Restoring(attempt.directory, act, settings.choices.non_finite, rollbacks)
-    candidate = resume.choose(store, settings.resume, attempt.run.run_id, restoring)
+    if group.is_first:
+        on_all = restored_on_all(group, act)
+        restoring = resume.Restoring(attempt.directory, on_all, settings.choices.non_finite, rollbacks)
+        run_id = attempt.run.run_id
+        candidate = led(group, lambda: resume.choose(store, settings.resume, run_id, restoring))
+    else:
+        followed = follow(group, store, act)
+        candidate = None if followed is None else resume.Candidate(*followed, {})
     restored: RestoreReport | None = None
     started: StartReport | None = None
     lines = [f"run {attempt.run.name} begins in {attempt.run_directory}"]
     if candidate is not None:
         saver.begin_from(candidate.checkpoint)
-        resume.set_later_aside(store, candidate)
+        if group.is_first:
+            resume.set_later_aside(store, candidate)
         restored = _reported(candidate, state)
         lines = restored.lines()
-    elif settings.start_from is not None:
-        started = begin_from(settings.start_from, state.parts, settings.choices)
+    elif (source := settings.start_from) is not None:
+        started = group.attempted(lambda: begin_from(source, settings.values, settings.choices))
         lines += started.lines()
     lines += [*in_words(rollbacks), *micro_batches.in_words()]
     attempt.journal.append(

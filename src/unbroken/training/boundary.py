@@ -13,6 +13,8 @@ from unbroken.training.health.recovery import Recovery
 from unbroken.training.passes import Pass
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.pulse import Pulse
+from unbroken.training.ranks.agreement import AgreedRequests
+from unbroken.training.ranks.group import Group
 from unbroken.training.rehearsing import Rehearsal
 from unbroken.training.saves import Saves
 from unbroken.training.unkept import UnkeptWatch
@@ -42,6 +44,7 @@ class Boundary:
     pulse: Pulse
     best_of: Collection[str]
     copies: bool
+    group: Group
     is_best_due: bool = False
     _is_due: bool = False
     _blocks_without_saves: int = 0
@@ -72,10 +75,10 @@ class Boundary:
     def record(self, metrics: Collection[str]) -> None:
         """Note that metrics of the state of now were recorded."""
         self.is_best_due = self.is_best_due or any(name in metrics for name in self.best_of)
-        if self.state.position.is_in_pass:
-            self._is_due = True
-        else:
+        if not self.state.position.is_in_pass:
             self.pulse.beat("evaluating")
+        elif self.group.is_alone:
+            self._is_due = True
 
     def begin_epoch(self, epoch: int, count: int) -> None:
         """Enter the body of `epoch`; a request to stop that came before the first is obeyed."""
@@ -102,6 +105,9 @@ class Boundary:
 
     def before_batch(self, found: Pass) -> None:
         is_free = not found.is_inner and not self._blocks_without_saves
+        if not self.group.is_alone:
+            # Where all ranks come by: one of them alone may evaluate.
+            is_free = is_free and bool(found.steps)
         if self.copies and self.recovery.wants_first(found):
             self._is_due = self.saves.wanted = True
         # Inside a step it waits for the step: nobody but the script knows how far that is.
@@ -153,6 +159,15 @@ class Boundary:
         longest = self._longest_evaluation
         return longest is None or longest > max(_SHORT_SECONDS, _MANY_COPIES * self._copy_seconds)
 
+    def _agree(self, requests: AgreedRequests) -> None:
+        """Take over what all ranks want; each gets to know all of it here, and nowhere else."""
+        wants_save = self.saves.is_due(*self.state.progress()) or self.is_best_due
+        self.saves.wanted, has_failed = requests.agree(
+            self.state.step, wants_save=wants_save, has_failed=self.saves.has_failed
+        )
+        if has_failed:
+            self.group.decided(self.saves.raise_failure)
+
     def _leave_if_asked(self) -> None:
         reason = self.requests.stop_reason()
         if reason is not None:
@@ -166,7 +181,10 @@ class Boundary:
         """
         self._is_due = False
         self.rehearsal.at_boundary()
-        self.saves.raise_failure()
+        if isinstance(self.requests, AgreedRequests):
+            self._agree(self.requests)
+        else:
+            self.saves.raise_failure()
         if self.recovery.act(found):
             self.is_best_due, self._evaluates_since = False, None
             # Nothing is to be saved: this state is that of a checkpoint.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from unbroken.checkpoint.ranks import of_rank
+from unbroken.checkpoint.store import CheckpointStore
 from unbroken.errors import SaveFailedError, StorageFullError
 from unbroken.rundir.control import can_still_save, read_stop
 from unbroken.rundir.last_words import LastWords
@@ -14,6 +16,7 @@ from unbroken.rundir.tell import tell
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 from unbroken.training.preemption import StopRequested
+from unbroken.training.ranks.group import Group
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves
 from unbroken.training.whole_state import WholeState
@@ -29,6 +32,7 @@ class Ending:
     saves: Saves
     full_disk: FullDisk
     beat: Callable[[str], None]
+    group: Group
 
     def stop(self, reason: str) -> NoReturn:
         """Save, and leave the loop by StopRequested; without a save if that cannot end in time."""
@@ -36,17 +40,20 @@ class Ending:
         self._leave_unsaved_if_late(reason)
         self._save()
         self._say("stopped", reason)
-        tell(f"stopped by {reason} at step {self.state.step}, saved in {self.saver.newest_name}")
+        # No rank is gone before the first one has said why: whoever started them would end it.
+        self.group.told(None)
+        self.attempt.tell(f"stopped by {reason} at step {self.state.step}, saved in {self.saver.newest_name}")
         raise StopRequested(reason)
 
     def _leave_unsaved_if_late(self, reason: str) -> None:
         kept, save_seconds = self.saver.newest_name, self.attempt.heartbeat.save_seconds
-        if can_still_save(read_stop(self.attempt.run_directory), save_seconds, time.time()):
+        stop = self.attempt.run_directory
+        if self.group.decided(lambda: can_still_save(read_stop(stop), save_seconds, time.time())):
             return
         why = f"{reason}; not saved at step {self.state.step}, for a save takes {save_seconds:.1f} s"
         # What is saved is what the words are about: the step of the newest checkpoint.
         self._say("stopped", why, step=max(0, self.saver.newest_step))
-        tell(f"stopped by {why}; {kept} stays the newest")
+        self.attempt.tell(f"stopped by {why}; {kept} stays the newest")
         raise StopRequested(reason)
 
     def leave(self, reason: str) -> NoReturn:
@@ -58,20 +65,21 @@ class Ending:
         self._say("stopped", reason)
         kept = self.saver.newest_name
         where = f"saved in {kept}" if kept is not None else "there was nothing to save yet"
-        tell(f"stopped by {reason} between two steps, at step {self.state.step}, {where}")
+        self.attempt.tell(f"stopped by {reason} between two steps, at step {self.state.step}, {where}")
         raise StopRequested(reason)
 
     def complete(self) -> None:
         """Save what the loop ended with."""
         self.beat("saving")
         try:
+            self.group.votes("at the end, after step", self.state.step)
             self._save()
         except BaseException as error:
             self.attempt.say_failed(error, self.state.step, self.saver.newest_name)
             raise
         self.beat("done")
         self._say("completed", "the training loop ended")
-        tell(f"completed at step {self.state.step}, saved in {self.saver.newest_name}")
+        self.attempt.tell(f"completed at step {self.state.step}, saved in {self.saver.newest_name}")
         self.full_disk.tell_given_up()
 
     def fail(self, error: BaseException) -> None:
@@ -87,11 +95,22 @@ class Ending:
 
     def _save(self) -> None:
         """Commit the state of now, unless the newest checkpoint holds exactly this one."""
-        self.saver.wait()
-        checkpoint = self.saver.newest()
-        if checkpoint is None or not self.state.is_as_in(checkpoint.manifest):
+        if self._is_to_be_saved():
             self.saves.save(*self.state.progress())
-        self.saver.wait_for_the_last()
+        # No rank leaves before it is written: whoever started them would end the others.
+        self.group.decided(self.saver.wait_for_the_last)
+
+    def _is_to_be_saved(self) -> bool:
+        def newest() -> str | None:
+            self.saver.wait()
+            return self.saver.newest_name
+
+        name = self.group.decided(newest)
+        if name is None:
+            return True
+        checkpoint = CheckpointStore(self.attempt.run_directory).get(name)
+        is_kept = self.state.is_as_in(of_rank(checkpoint, self.group.rank).manifest)
+        return not all(kept for (kept,) in self.group.votes("after step", self.state.step, is_kept))
 
     def _say(self, ending: Any, reason: str, *, step: int | None = None) -> None:
         words = LastWords(

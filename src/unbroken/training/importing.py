@@ -13,8 +13,6 @@ from unbroken.state.handlers import Difference
 from unbroken.training import families
 from unbroken.training.adaptation import renaming
 from unbroken.training.comparison import Amount, is_allowed
-from unbroken.training.parts import Parts
-from unbroken.training.randomness import RNG_PART
 
 _HINT = (
     "begin with the objects that were saved, or say by rename=, allow=, cast= or fresh= of Run what may "
@@ -57,14 +55,13 @@ class StartReport:
         }
 
 
-def begin_from(source: Path, parts: Parts, choices: Choices) -> StartReport:
-    """Fill `parts` with the state in the checkpoint `source`, once all of it is found to fit.
+def begin_from(source: Path, parts: Mapping[str, object], choices: Choices) -> StartReport:
+    """Fill the `parts` of the script with the state in the checkpoint `source`, once all of it fits.
 
     Raises StateMismatchError that lists every difference the user did not allow, UsageError if there is
     no such checkpoint, DamagedError if its bytes are not what was saved; then nothing was changed.
     """
-    values = {part.name: part.value for part in parts if part.name != RNG_PART}
-    wanted = {name: value for name, value in values.items() if name not in choices.fresh}
+    wanted = {name: value for name, value in parts.items() if name not in choices.fresh}
     found = families.begin_from(source, wanted, renaming(choices.rename))
     if found is None:
         raise UsageError(
@@ -95,7 +92,7 @@ def begin_from(source: Path, parts: Parts, choices: Choices) -> StartReport:
     return StartReport(
         source=found.source,
         parts={name: amount for name, amount in taken.items() if amount.tensors},
-        fresh=tuple(name for name in values if name not in wanted or not taken[name].tensors),
+        fresh=tuple(name for name in parts if name not in wanted or not taken[name].tensors),
         allowed=tuple(allowed),
         notes=tuple(found.notes),
     )

@@ -7,9 +7,11 @@ from itertools import chain
 from typing import Any
 
 from unbroken.checkpoint.manifest import Manifest, PartEntry
+from unbroken.checkpoint.ranks import RANKS
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import UsageError
 from unbroken.frameworks.generators import is_generator
+from unbroken.frameworks.rng import seed_anew
 from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import FindsUnkept, StateHandler, choose_handler
 from unbroken.state.paths import name_of, part_of
@@ -20,6 +22,8 @@ from unbroken.training.part import Part, encode_parts, unequal
 from unbroken.training.randomness import RNG_PART, GlobalRandomness
 from unbroken.training.restoration import Restoration
 from unbroken.training.restored import Restored, noted_name
+
+_TAKEN = {RNG_PART: "the generators of the process", RANKS: "what further ranks have"}
 
 
 class Parts:
@@ -35,11 +39,12 @@ class Parts:
         extra_handlers: Sequence[StateHandler] = (),
         choices: Choices | None = None,
     ) -> None:
-        if RNG_PART in values:
-            raise UsageError(
-                f"Run: the part name {RNG_PART!r} stands for the generators of the process",
-                hint=f"call it otherwise, such as my_{RNG_PART}=...",
-            )
+        for name, what in _TAKEN.items():
+            if name in values:
+                raise UsageError(
+                    f"Run: the part name {name!r} stands for {what}",
+                    hint=f"call it otherwise, such as my_{name}=...",
+                )
         self._choices = choices or Choices()
         own = families.own_parts(values, self._choices)
         for name in own.keys() & values.keys():
@@ -53,6 +58,7 @@ class Parts:
             Part(name, value, choose_handler(name, value, known)) for name, value in everything.items()
         ]
         self._restoration: Restoration | None = None
+        self._new_rank: int | None = None
         self._sound: frozenset[str] = frozenset()
         # Now rather than at the first save, which may be hours away. Nothing is copied.
         table = TensorTable()
@@ -153,8 +159,10 @@ class Parts:
                 hint=f"there are {', '.join(names[:5])}; patterns may have * and ?",
             )
 
-    def restore(self, checkpoint: Checkpoint) -> Restored:
+    def restore(self, checkpoint: Checkpoint, *, new_rank: int | None = None) -> Restored:
         """Put the state of a checkpoint into the live objects, in the order of their handlers.
+
+        A `new_rank`, whose state it does not have, draws other random numbers than the first one.
 
         Raises StateMismatchError that lists *every* difference the user did not allow; then nothing was
         changed. Raises DamagedError if the bytes are not what was saved; then the state is neither the
@@ -162,7 +170,8 @@ class Parts:
         """
         restoration = Restoration(self._parts, checkpoint, self._choices)
         restored = restoration.run()
-        self._restoration = restoration
+        self._restoration, self._new_rank = restoration, new_rank
+        self._part_from_the_first_rank()
         earlier = checkpoint.manifest.choices.get("override", {})
         self._choices_made = self._noted({**earlier, **restored.overridden})
         return restored
@@ -175,6 +184,11 @@ class Parts:
         """
         if self._restoration is not None:
             self._restoration.again()
+            self._part_from_the_first_rank()
+
+    def _part_from_the_first_rank(self) -> None:
+        if self._new_rank is not None:
+            seed_anew(f"rank {self._new_rank}")
 
     def _noted(self, overridden: Mapping[str, str]) -> dict[str, Any]:
         """Return what checkpoints note of the choices, and of `overridden` what is still asked for."""

@@ -352,7 +352,8 @@ class Run:
         self._boundary.recovery.begin()
         self._saves.taken(*self._state.progress())
         self._after_resume: AfterResume | None = None
-        if self.restored is not None:
+        group = self._state.group
+        if self.restored is not None and group.is_first:
             self._after_resume = after_resume(
                 self.restored,
                 attempt=self._attempt,
@@ -360,8 +361,9 @@ class Run:
                 full_disk=self._full_disk,
                 policy=self._health.policy,
                 non_finite=self._settings.choices.non_finite,
+                is_alone=group.is_alone,
             )
-        tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
+        self._attempt.tell(f"attempt {self._attempt.number}: {lines[0]}", *lines[1:])
         if not self._requests.install():
             tell("not in the main thread: only `unbroken stop` asks this run to stop, signals do not")
         self._pulse.beat("training")

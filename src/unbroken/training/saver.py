@@ -94,6 +94,12 @@ class Saver:
         """True while a checkpoint is being written in the background."""
         return self._in_flight is not None and not self._in_flight[1].done()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in the background has failed, which `wait` raises, or waits about."""
+        future = None if self._in_flight is None else self._in_flight[1]
+        return future is not None and future.done() and future.exception() is not None
+
     def newest(self) -> Checkpoint | None:
         """Return the newest committed checkpoint, its manifest read and verified."""
         return None if self._newest is None else self._store.get(self._newest.name)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from unbroken.checkpoint.manifest import Validation
 from unbroken.checkpoint.snapshot import Description
 from unbroken.errors import SaveFailedError
 from unbroken.state.table import TensorTable
 from unbroken.training.pulse import Pulse
+from unbroken.training.ranks.group import Group
 from unbroken.training.save_interval import AutoInterval
 from unbroken.training.save_policy import Due, SavePolicy
 from unbroken.training.saver import Saver
@@ -38,6 +40,7 @@ class Saves:
         in_background: bool,
         pulse: Pulse,
         validator: Validator | None = None,
+        group: Group | None = None,
     ) -> None:
         self.wanted = False
         self._is_prepared = False
@@ -48,6 +51,7 @@ class Saves:
         self._in_background = in_background
         self._pulse = pulse
         self._validator = validator
+        self._group = group or Group()
         self._intervals = [policy for policy in policies if isinstance(policy, AutoInterval)]
 
     def taken(self, step: int, epochs: int) -> None:
@@ -56,11 +60,21 @@ class Saves:
         self._snapshot_due.taken(step, epochs)
         self.wanted = False
 
+    def is_due(self, step: int, epochs: int) -> bool:
+        """Tell whether this state is to be saved, as far as this rank wants it."""
+        return self.wanted or self._due.is_due(step, epochs)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save in the background has failed."""
+        return self._saver.has_failed
+
     def take_if_due(self, step: int, epochs: int) -> bool:
         """Save the state of now if it is due, and return True; otherwise take a snapshot if that is due."""
         for interval in self._intervals:
             interval.stepped(is_writing=self._saver.is_writing)
-        if self.wanted or self._due.is_due(step, epochs):
+        # Several ranks have agreed on it before.
+        if self.wanted or (self._group.is_alone and self._due.is_due(step, epochs)):
             self.save(step, epochs)
             return True
         if step and not self._is_prepared:
@@ -84,7 +98,7 @@ class Saves:
         self._pulse.beat("saving")
         self._is_prepared = True
         # Not before the first step: what is not trained may fail, and is all that there is to go back to.
-        answer = Answer() if self._validator is None or not step else self._validator.ask()
+        answer = Answer() if self._validator is None or not step else self._asked(self._validator)
         with without_collecting():
             description, table = self._capture()
             described = dataclasses.replace(description, validation=answer.validation)
@@ -97,6 +111,15 @@ class Saves:
         self.taken(step, epochs)
         for interval in self._intervals:
             interval.saved(time.monotonic() - began - (self._saver.paused_seconds - paused))
+
+    def _asked(self, validator: Validator) -> Answer:
+        """Return what the check says here, or else on the first rank on which the state is not good."""
+        answer = validator.ask()
+        for rank, found in enumerate(self._group.gathered(answer.validation)):
+            if found is not None and not found.passed and answer.error is None and rank != self._group.rank:
+                reason = f"rank {rank}: {found.reason}"
+                return Answer(validation=Validation(passed=False, reason=reason))
+        return answer
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what went wrong in the check, when the state that it was asked about is kept."""

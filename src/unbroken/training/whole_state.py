@@ -9,6 +9,7 @@ from typing import Any
 
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.manifest import Position as SavedPosition
+from unbroken.checkpoint.ranks import of_rank
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint
 from unbroken.state.table import TensorTable
@@ -17,6 +18,8 @@ from unbroken.training.health.watch import HealthWatch
 from unbroken.training.parts import Parts
 from unbroken.training.passes import Pass
 from unbroken.training.position import Position
+from unbroken.training.ranks.group import Group
+from unbroken.training.ranks.shares import Shares
 from unbroken.training.restored import Restored
 
 
@@ -30,6 +33,8 @@ class WholeState:
     parts: Parts
     position: Position
     health: HealthWatch
+    group: Group
+    shares: Shares
     run_id: str
     attempt: int
     config: Json
@@ -40,7 +45,7 @@ class WholeState:
     went_on_from: list[int] = field(default_factory=list)
 
     def captured(self) -> tuple[Description, TensorTable]:
-        """Return the state of now in words, and the live tensors that belong to it."""
+        """Return the state of now in words, and the live tensors in it; all ranks do so at once."""
         position = self.position
         position.check_whole()
         passes, still_open = position.passes()
@@ -67,11 +72,14 @@ class WholeState:
             rollbacks=self.rollbacks,
             health=self.health.state(),
         )
-        return description, table
+        return self.shares.put_together(description, table), table
 
     def restore(self, checkpoint: Checkpoint) -> Restored:
         """Put all of a checkpoint into the live state; see `Parts.restore`."""
-        restored = self.parts.restore(checkpoint)
+        is_new = self.group.rank > len(checkpoint.manifest.ranks)
+        checkpoint = of_rank(checkpoint, self.group.rank)
+        # A rank that there was not when it was saved would draw what the first one draws.
+        restored = self.parts.restore(checkpoint, new_rank=self.group.rank if is_new else None)
         self.position.restore(checkpoint.manifest.position, _loaders(checkpoint))
         self._take(checkpoint.manifest, restored)
         self.went_on_from.append(checkpoint.step)

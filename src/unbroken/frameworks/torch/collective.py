@@ -1,11 +1,20 @@
-"""What the ranks of torch.distributed tell each other in a step."""
+"""What the ranks of torch.distributed tell each other between two steps."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+
+from unbroken.errors import UsageError
+
+# One that is still loading its data may be late.
+_MEETING = timedelta(minutes=10)
+_KNOWN: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
@@ -17,25 +26,62 @@ class Ranks:
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.world_size = distributed.get_world_size()
-        # The collectives of NCCL take tensors on devices alone.
-        on_device = distributed.get_backend() == "nccl"
-        self._flag = torch.zeros(1, dtype=torch.int32, device="cuda" if on_device else "cpu")
+        # A group of their own, on the host: nothing that is said here waits for a device, and a rank that is
+        # elsewhere never takes it for a gradient.
+        self._group = distributed.new_group(backend="gloo")
+        self._flag = torch.zeros(1, dtype=torch.int32)
+
+    def meet(self) -> None:
+        """Return when all ranks are here; raise UsageError if one is not in time."""
+        try:
+            distributed.monitored_barrier(self._group, timeout=_MEETING, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise UsageError(
+                f"Run: expected all {self.world_size} ranks to enter it, found that one does not ({error})",
+                hint="make the Run on every rank, with the same directory, after init_process_group; or on "
+                "one rank before it",
+            ) from error
 
     def any(self, is_so: bool) -> bool:
         """Return whether it is so on any rank; one small collective."""
         self._flag.fill_(int(is_so))
-        distributed.all_reduce(self._flag, op=distributed.ReduceOp.MAX)
+        distributed.all_reduce(self._flag, op=distributed.ReduceOp.MAX, group=self._group)
         return bool(self._flag.item())
+
+    def numbers(self, mine: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all ranks, in order; as many from each. One small collective."""
+        own = torch.tensor(mine, dtype=torch.int64)
+        found = [torch.zeros_like(own) for _ in range(self.world_size)]
+        distributed.all_gather(found, own, group=self._group)
+        return [each.tolist() for each in found]
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order; plain values only."""
         found: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(found, value)
+        distributed.all_gather_object(found, value, group=self._group)
         return found
+
+    def collect(self, value: Any) -> list[Any] | None:
+        """Return the values of all ranks to the first one, None to the others."""
+        found: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        distributed.gather_object(value, found, dst=0, group=self._group)
+        return found
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of the first rank."""
+        held = [value]
+        distributed.broadcast_object_list(held, src=0, group=self._group, device=torch.device("cpu"))
+        return held[0]
 
 
 def ranks() -> Ranks | None:
     """Return the ranks, or None where torch.distributed has not been initialised or has one alone."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    return Ranks() if distributed.get_world_size() > 1 else None
+    if distributed.get_world_size() < 2:
+        return None
+    group = distributed.group.WORLD
+    if group not in _KNOWN:
+        # Once for each group: to make another for what is said here is a collective, too.
+        _KNOWN[group] = Ranks()
+    return _KNOWN[group]

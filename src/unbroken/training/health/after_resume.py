@@ -9,7 +9,6 @@ from unbroken.checkpoint.store import Checkpoint
 from unbroken.errors import StorageError, StorageFullError
 from unbroken.rundir.rollbacks import Rollback, add_rollback, read_rollbacks
 from unbroken.rundir.tell import tell
-from unbroken.training import families
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 from unbroken.training.health import alarmed_resumes, resumed_losses
@@ -37,6 +36,7 @@ def after_resume(
     full_disk: FullDisk,
     policy: Health,
     non_finite: Sequence[str],
+    is_alone: bool = True,
 ) -> AfterResume:
     """Return what watches the steps after the resume that `report` is of.
 
@@ -64,6 +64,7 @@ def after_resume(
         report=report,
         before=resumed_losses.losses_before(manifest.health, manifest.step, count, loss=policy.loss),
         repeated=Repeated(recorded, policy.loss),
+        is_alone=is_alone,
         _step=manifest.step,
     )
     # Of fewer losses the mean says little, and early in training they fall fast.
@@ -90,6 +91,8 @@ class AfterResume:
     report: RestoreReport
     before: list[float]
     repeated: Repeated
+    # Whether no other ranks, whose losses may be well, would go on from where they are.
+    is_alone: bool = True
     is_comparing: bool = False
     _step: int
     _after: list[float] = field(default_factory=list)
@@ -167,8 +170,7 @@ class AfterResume:
             self._tell(text, _HINT)
             return
         text = f"{text}; so it was {row} times in a row"
-        if not self.policy.rolls_back or families.ranks() is not None:
-            # Others, whose losses may be well, would go on from where they are.
+        if not self.policy.rolls_back or not self.is_alone:
             self._tell(text, "with health=Health() a run of one rank goes back to the checkpoint before")
             return
         self.saver.wait()

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
-from unbroken.training import families
 from unbroken.training.health.findings import Finding, badness
+from unbroken.training.ranks.group import Group
 
-Agree: TypeAlias = Callable[[Finding | None], Finding | None]
+Agree: TypeAlias = Callable[[int, Finding | None], Finding | None]
 
 
-def agreement() -> Agree | None:
+def agreement(group: Group) -> Agree | None:
     """Return what makes one finding of those of all ranks, or None where there is one rank.
 
     Called in each step by every rank, at the same place: one small collective, and a second one only where
     something was found.
     """
-    ranks = families.ranks()
-    return None if ranks is None else lambda finding: _agreed(ranks, finding)
+    return None if group.is_alone else lambda step, finding: _agreed(group, step, finding)
 
 
-def _agreed(ranks: Any, finding: Finding | None) -> Finding | None:
-    if not ranks.any(finding is not None):
+def _agreed(group: Group, step: int, finding: Finding | None) -> Finding | None:
+    if not any(found for (found,) in group.votes("in step", step, finding is not None)):
         return None
-    found = ranks.gather(None if finding is None else asdict(finding))
-    return worst([None if one is None else Finding(**one) for one in found])
+    return worst(group.gathered(finding))
 
 
 def worst(findings: Sequence[Finding | None]) -> Finding | None:

@@ -54,14 +54,6 @@ class Refusal:
     hint: str
 
 
-# The state of the others would stay where it is, and all would mix gradients of different steps.
-RANKS = Refusal(
-    "it is not rolled back: several ranks train together, and one of them cannot go back alone",
-    "start all ranks again, with resume=... from a checkpoint before that; with health=Health(action='warn') "
-    "people are told, and training goes on",
-)
-
-
 def decide(
     finding: Finding,
     *,

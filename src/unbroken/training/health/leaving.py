@@ -11,7 +11,6 @@ from unbroken.checkpoint.store import CheckpointStore
 from unbroken.rundir import layout
 from unbroken.rundir.last_words import ROLL_BACK, LastWords
 from unbroken.rundir.rollbacks import Rollback
-from unbroken.rundir.tell import tell
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 from unbroken.training.leaving_out import window_in_words
@@ -54,7 +53,7 @@ def leave_to_go_back(
     words = LastWords(ending="stopped", kind=ROLL_BACK, step=step, checkpoint=target, reason=reason)
     full_disk.write(lambda: attempt.say(words), "the last words")
     if os.environ.get(layout.ATTEMPT_VARIABLE) is None:
-        tell("stopped to go back; start it again, `unbroken run` does so by itself")
+        attempt.tell("stopped to go back; start it again, `unbroken run` does so by itself")
     raise StopRequested(reason)
 
 

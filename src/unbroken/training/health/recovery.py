@@ -15,18 +15,18 @@ from unbroken.rundir.latest import point_latest
 from unbroken.rundir.rollbacks import Rollback, Window, add_rollback, read_rollbacks
 from unbroken.rundir.tell import tell
 from unbroken.state.choices import Choices
-from unbroken.training import families
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 from unbroken.training.health.evidence import with_evidence
 from unbroken.training.health.findings import Finding
-from unbroken.training.health.going_back import RANKS, GoBack, Kept, Refusal, decide, end_of_place
+from unbroken.training.health.going_back import GoBack, Kept, Refusal, decide, end_of_place
 from unbroken.training.health.leaving import leave_to_go_back, say_gone_back
 from unbroken.training.health.lowering import Lowering
 from unbroken.training.health.replaying import Replaying
 from unbroken.training.health.watch import HealthWatch
 from unbroken.training.leaving_out import windows_of
 from unbroken.training.passes import Pass
+from unbroken.training.preemption import StopRequested
 from unbroken.training.resume import Restoring
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves, without_collecting
@@ -109,37 +109,21 @@ class Recovery:
 
     def _stop(self, finding: Finding) -> NoReturn:
         self.saves.save(*self.state.progress())
-        self.saver.wait_for_the_last()
+        self.state.group.decided(self.saver.wait_for_the_last)
         raise UnhealthyError(
             f"{finding.text}; the state is saved in {self.saver.newest_name}",
             hint=finding.hint or "look for the cause, then start the run again: it goes on from there",
         )
 
     def _go_back(self, finding: Finding, found: Pass | None) -> bool:
-        # What is being written may be what one goes back to, or tainted like the rest.
         self.beat("restoring")
-        self.saver.wait()
-        if families.ranks() is not None:
-            self.saver.forget_copies()
-            raise UnhealthyError(f"{finding.text}; {RANKS.reason}", hint=RANKS.hint)
+        group = self.state.group
+        decision = group.decided(lambda: self._decide(finding, found))
+        if not group.is_alone:
+            # All of them from the same checkpoint, at the next start.
+            self._leave(decision)
         directory = self.attempt.run_directory
-        store, earlier = CheckpointStore(directory), read_rollbacks(directory)
-        restoring = self._restoring(earlier, found)
-        decision = decide(
-            finding,
-            rollbacks=earlier,
-            kept=list(_kept(store, restoring)),
-            windows=self.state.position.consumption.windows,
-            policy=self.watch.policy,
-            attempt=self.attempt.number,
-        )
-        if isinstance(decision, Refusal):
-            # What was copied since belongs to the trouble.
-            self.saver.forget_copies()
-            raise UnhealthyError(f"{finding.text}; {decision.reason}", hint=decision.hint)
-        # From here on it is decided: whoever dies after this goes back at the next start.
-        rollbacks = self._surely(lambda: add_rollback(directory, decision.rollback), "the roll-back")
-        self.saver.forget_copies()
+        store, rollbacks = CheckpointStore(directory), read_rollbacks(directory)
         restoring = self._restoring(rollbacks, found)
         checkpoint = self._restored_here(finding, store, decision, rollbacks, restoring, found)
         if checkpoint is None:
@@ -148,6 +132,29 @@ class Recovery:
         self._follow(rollbacks)
         self.beat("training")
         return True
+
+    def _decide(self, finding: Finding, found: Pass | None) -> GoBack:
+        """Decide to go back and put it on record, or raise UnhealthyError."""
+        # What is being written may be what one goes back to, or tainted like the rest.
+        self.saver.wait()
+        directory = self.attempt.run_directory
+        store, earlier = CheckpointStore(directory), read_rollbacks(directory)
+        decision = decide(
+            finding,
+            rollbacks=earlier,
+            kept=list(_kept(store, self._restoring(earlier, found))),
+            windows=self.state.position.consumption.windows,
+            policy=self.watch.policy,
+            attempt=self.attempt.number,
+        )
+        if isinstance(decision, GoBack):
+            # From here on it is decided: whoever dies after this goes back at the next start.
+            self._surely(lambda: add_rollback(directory, decision.rollback), "the roll-back")
+        # What was copied since belongs to the trouble.
+        self.saver.forget_copies()
+        if isinstance(decision, Refusal):
+            raise UnhealthyError(f"{finding.text}; {decision.reason}", hint=decision.hint)
+        return decision
 
     def _follow(self, rollbacks: tuple[Rollback, ...]) -> None:
         self.lowering.follow(rollbacks)
@@ -242,9 +249,14 @@ class Recovery:
         names = CheckpointStore(self.attempt.run_directory).names()
         # Some may have turned out to be damaged.
         target = next((name for name in decision.targets if name in names), None)
-        leave_to_go_back(
-            decision.rollback, target, attempt=self.attempt, saver=self.saver, full_disk=self.full_disk
-        )
+        try:
+            leave_to_go_back(
+                decision.rollback, target, attempt=self.attempt, saver=self.saver, full_disk=self.full_disk
+            )
+        except StopRequested:
+            # No rank is gone before the first one has said why: whoever started them would end it.
+            self.state.group.told(None)
+            raise
 
     def _alarm(self, what: str, text: str, hint: str) -> None:
         self.full_disk.write(lambda: self.attempt.alarm(what, text, hint), "an alarm")

@@ -51,7 +51,7 @@ class HealthWatch:
         rate: Callable[[], float | None] = lambda: None,
         goal_step: Callable[[], int] = lambda: 0,
         has_scaler: Callable[[], bool] = lambda: False,
-        agree: Callable[[Finding | None], Finding | None] | None = None,
+        agree: Callable[[int, Finding | None], Finding | None] | None = None,
     ) -> None:
         self.policy = policy
         self._rate, self._goal_step, self._has_scaler, self._agree = rate, goal_step, has_scaler, agree
@@ -76,7 +76,7 @@ class HealthWatch:
             return
         found = self._look(step, values)
         if self._agree is not None:
-            worst = self._agree(max(found, key=badness, default=None))
+            worst = self._agree(step, max(found, key=badness, default=None))
             found = [] if worst is None else [worst]
         if found:
             self._findings += found
