@@ -346,9 +346,8 @@ class Run:
 
     def _begin(self) -> None:
         self._pulse.beat("restoring")
-        self.restored, self.started_from, lines = begin(
-            self._attempt, self._state, self._saver, self._settings
-        )
+        found = begin(self._attempt, self._state, self._saver, self._settings)
+        self.restored, self.started_from, lines = found
         self._boundary.recovery.begin()
         self._saves.taken(*self._state.progress())
         self._after_resume: AfterResume | None = None
