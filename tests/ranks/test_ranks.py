@@ -64,7 +64,7 @@ def assert_as(trained: Trained, expected: Trained) -> None:
         assert trained.last(rank) == expected.last(rank)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_a_rank_that_is_killed_costs_no_exactness_on_any(tmp_path: Path, rank: int) -> None:
     trained = Trained(tmp_path).go(kill=5, rank=rank)
     assert trained.code != 0
@@ -80,7 +80,7 @@ def test_a_stop_that_one_rank_is_asked_for_is_one_of_all_at_the_same_step(tmp_pa
     for rank in (0, 1):
         words = read_last_words(layout.attempt_directory(trained.run, 1), rank)
         assert words is not None
-        assert (words.ending, words.step) == ("stopped", 5)
+        assert (words.ending, words.step, words.checkpoint) == ("stopped", 5, "step-00000005")
     assert trained.go().code == 0, trained.said
     assert_as(trained, reference())
 
@@ -115,6 +115,7 @@ def test_what_is_damaged_for_one_rank_is_passed_over_by_all(tmp_path: Path) -> N
     assert_as(trained, reference())
 
 
+@pytest.mark.chaos
 def test_a_check_that_fails_on_one_rank_speaks_for_all(tmp_path: Path) -> None:
     trained = Trained(tmp_path).go(invalid=4, run={"keep": []})
     assert trained.code == 0, trained.said
@@ -132,10 +133,21 @@ def test_ranks_that_do_not_count_alike_are_stopped_on_all(tmp_path: Path) -> Non
     trained = Trained(tmp_path).go(twice=3)
     assert trained.code != 0
     assert (
-        "expected all ranks to be at the same step, found rank 0 after step 3, rank 1 in step 4"
-        in trained.said
+        "at the same step, found rank 0 before the next batch, after step 3, rank 1 in step 4" in trained.said
     )
     assert trained.said.count("Traceback") >= 2
+
+
+def test_a_save_that_one_rank_asks_for_is_made_by_all_after_the_next_step(tmp_path: Path) -> None:
+    trained = Trained(tmp_path).go(asks=True, every=100, run={"keep": []})
+    assert trained.code == 0, trained.said
+    assert names(trained.run) == ["step-00000001", "step-00000012"]
+
+
+def test_a_part_that_one_rank_alone_has_is_refused_on_all(tmp_path: Path) -> None:
+    trained = Trained(tmp_path).go(own_part=True)
+    assert trained.code != 0
+    assert "expected the same parts on every rank, found that rank 1 and rank 0 differ: best" in trained.said
 
 
 def test_weights_that_differ_between_ranks_are_refused_before_anything_is_saved(tmp_path: Path) -> None:
@@ -157,7 +169,14 @@ def order(trained: Trained, ranks: dict[int, int]) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("before", "after", "stop"), [(2, 1, 3), (1, 2, 4), (2, 3, 3)])
+@pytest.mark.parametrize(
+    ("before", "after", "stop"),
+    [
+        pytest.param(2, 1, 3, marks=pytest.mark.chaos),
+        pytest.param(1, 2, 4, marks=pytest.mark.chaos),
+        (2, 3, 3),
+    ],
+)
 def test_another_number_of_ranks_goes_on_in_the_same_order(
     tmp_path: Path, before: int, after: int, stop: int
 ) -> None:

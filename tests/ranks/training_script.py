@@ -57,10 +57,14 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
     arguments: dict[str, Any] = {"save": [unbroken.EverySteps(options.get("every", 2))]}
     if "health" in options:
         arguments["health"] = unbroken.Health(**options["health"])
-    if "invalid" in options:
-        arguments["validate"] = lambda: rank != 1 or run.step_count != options["invalid"]
+    if "invalid" in options and rank == 1:
+        arguments["validate"] = lambda: run.step_count != options["invalid"]
+    if "own_part" in options and rank == 0:
+        arguments["best"] = {"loss": 1.0}
     arguments |= options.get("run", {})
     with unbroken.Run(directory, model=model, optimizer=optimizer, counted=counted, **arguments) as run:
+        if rank == 0 and options.get("asks"):
+            run.save()
         for epoch in run.epochs(EPOCHS):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)

@@ -62,6 +62,8 @@ class Rollback:
     lower_rate: LowerRate | None = None
     in_a_row: int = 1
     left_out_steps: int = 0
+    # How many ranks counted the batches of `windows`.
+    ranks: int = 1
 
 
 def read_rollbacks(directory: Path) -> tuple[Rollback, ...]:

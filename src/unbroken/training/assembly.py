@@ -30,7 +30,7 @@ from unbroken.training.position import Position
 from unbroken.training.preemption import Requests
 from unbroken.training.pulse import Pulse
 from unbroken.training.ranks.agreement import AgreedRequests
-from unbroken.training.ranks.following import FollowingSaver, open_attempt
+from unbroken.training.ranks.following import FollowingSaver, check_same_parts, open_attempt
 from unbroken.training.ranks.group import Group, this_group
 from unbroken.training.ranks.shares import Shares
 from unbroken.training.rehearsing import Rehearsal, rehearsal
@@ -76,6 +76,7 @@ def assemble(settings: Settings) -> Assembly:
         group = this_group()
         _check_plan(settings, group)
         parts = group.attempted(lambda: Parts(settings.values, settings.handlers, settings.choices))
+        check_same_parts(group, parts.names)
         position = Position(parts)
         attempt = open_attempt(settings.directory, group)
     except UnbrokenError as error:
@@ -91,7 +92,15 @@ def assemble(settings: Settings) -> Assembly:
         beat=lambda phase: pulse.beat(phase),  # noqa: PLW0108 - it is made further below
         is_asked_to_stop=lambda: own.stop_reason() is not None,
     )
-    saver = _saver(settings, attempt, full_disk) if group.is_first else FollowingSaver()
+    # Of several ranks each would have to live for its copy to be of use.
+    snapshots = settings.snapshot if group.is_alone else ()
+    if settings.snapshot and not snapshots:
+        attempt.tell("snapshot= is for runs of one process: no copies are made for a crash")
+    saver = (
+        _saver(settings, attempt, full_disk, keeps_snapshots=bool(snapshots))
+        if group.is_first
+        else FollowingSaver()
+    )
     health = HealthWatch(
         settings.health or Health(action="warn"),
         rate=families.highest_rate(settings.values),
@@ -116,8 +125,7 @@ def assemble(settings: Settings) -> Assembly:
         saver,
         state.captured,
         policies=_policies(settings, attempt, full_disk) if group.is_first else [],
-        # Of several ranks each would have to live for all to be of use.
-        snapshots=settings.snapshot if group.is_alone else (),
+        snapshots=snapshots,
         in_background=settings.background,
         pulse=pulse,
         validator=validator,
@@ -193,12 +201,12 @@ def _check_plan(settings: Settings, group: Group) -> None:
         )
 
 
-def _saver(settings: Settings, attempt: Attempt, full_disk: FullDisk) -> Saver:
+def _saver(settings: Settings, attempt: Attempt, full_disk: FullDisk, *, keeps_snapshots: bool) -> Saver:
     return Saver(
         settings.directory,
         attempt,
         keep=with_one_to_go_back_to(settings.keep, settings.health),
-        keeps_snapshots=bool(settings.snapshot),
+        keeps_snapshots=keeps_snapshots,
         full_disk=full_disk,
         memory_budget_bytes=settings.memory_budget_bytes,
         verify=settings.verify,

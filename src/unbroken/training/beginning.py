@@ -50,7 +50,7 @@ def begin(
     elif (source := settings.start_from) is not None:
         started = group.attempted(lambda: begin_from(source, settings.values, settings.choices))
         lines += started.lines()
-    lines += [*in_words(rollbacks), *micro_batches.in_words()]
+    lines += [*in_words(rollbacks, group.size), *micro_batches.in_words()]
     attempt.journal.append(
         "began",
         step=state.step,

@@ -14,7 +14,7 @@ from unbroken.training.passes import Pass
 from unbroken.training.preemption import Requests, StopRequested
 from unbroken.training.pulse import Pulse
 from unbroken.training.ranks.agreement import AgreedRequests
-from unbroken.training.ranks.group import Group
+from unbroken.training.ranks.group import Group, Where
 from unbroken.training.rehearsing import Rehearsal
 from unbroken.training.saves import Saves
 from unbroken.training.unkept import UnkeptWatch
@@ -63,6 +63,11 @@ class Boundary:
             # What follows in the script is not done again by a run that goes on from here.
             self._is_kept = False
 
+    def when_asked(self) -> None:
+        """Act on what the script asks for; several ranks do so after the next step, where all come by."""
+        if self.group.is_alone:
+            self.when_whole()
+
     def step(self) -> None:
         """Note that a step is complete."""
         self.state.position.note_counted(self.state.step)
@@ -90,7 +95,7 @@ class Boundary:
 
     def end_epoch(self) -> None:
         """Act on what is due at the end of an epoch."""
-        self._is_kept = self._act()
+        self._is_kept = self._act(where="at the end of an epoch, after step")
 
     @contextmanager
     def without_saves(self) -> Iterator[None]:
@@ -159,11 +164,11 @@ class Boundary:
         longest = self._longest_evaluation
         return longest is None or longest > max(_SHORT_SECONDS, _MANY_COPIES * self._copy_seconds)
 
-    def _agree(self, requests: AgreedRequests) -> None:
+    def _agree(self, requests: AgreedRequests, where: Where) -> None:
         """Take over what all ranks want; each gets to know all of it here, and nowhere else."""
         wants_save = self.saves.is_due(*self.state.progress()) or self.is_best_due
         self.saves.wanted, has_failed = requests.agree(
-            self.state.step, wants_save=wants_save, has_failed=self.saves.has_failed
+            where, self.state.step, wants_save=wants_save, has_failed=self.saves.has_failed
         )
         if has_failed:
             self.group.decided(self.saves.raise_failure)
@@ -174,7 +179,7 @@ class Boundary:
             self.unkept.tell()
             self.ending.leave(reason)
 
-    def _act(self, found: Pass | None = None) -> bool:
+    def _act(self, found: Pass | None = None, where: Where = "outside of a loop, after step") -> bool:
         """Act on what is due, where the state is whole; True if this state is saved now.
 
         `found` is the pass whose loop asks for a batch, None elsewhere.
@@ -182,7 +187,7 @@ class Boundary:
         self._is_due = False
         self.rehearsal.at_boundary()
         if isinstance(self.requests, AgreedRequests):
-            self._agree(self.requests)
+            self._agree(self.requests, "before the next batch, after step" if found is not None else where)
         else:
             self.saves.raise_failure()
         if self.recovery.act(found):

@@ -16,6 +16,7 @@ from unbroken.rundir.tell import tell
 from unbroken.training.attempt import Attempt
 from unbroken.training.full_disk import FullDisk
 from unbroken.training.preemption import StopRequested
+from unbroken.training.ranks.following import wait_on_all
 from unbroken.training.ranks.group import Group
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves
@@ -53,6 +54,7 @@ class Ending:
         why = f"{reason}; not saved at step {self.state.step}, for a save takes {save_seconds:.1f} s"
         # What is saved is what the words are about: the step of the newest checkpoint.
         self._say("stopped", why, step=max(0, self.saver.newest_step))
+        self.group.told(None)
         self.attempt.tell(f"stopped by {why}; {kept} stays the newest")
         raise StopRequested(reason)
 
@@ -98,7 +100,7 @@ class Ending:
         if self._is_to_be_saved():
             self.saves.save(*self.state.progress())
         # No rank leaves before it is written: whoever started them would end the others.
-        self.group.decided(self.saver.wait_for_the_last)
+        wait_on_all(self.group, self.saver)
 
     def _is_to_be_saved(self) -> bool:
         def newest() -> str | None:
@@ -108,9 +110,12 @@ class Ending:
         name = self.group.decided(newest)
         if name is None:
             return True
-        checkpoint = CheckpointStore(self.attempt.run_directory).get(name)
-        is_kept = self.state.is_as_in(of_rank(checkpoint, self.group.rank).manifest)
-        return not all(kept for (kept,) in self.group.votes("after step", self.state.step, is_kept))
+
+        def is_kept() -> bool:
+            checkpoint = CheckpointStore(self.attempt.run_directory).get(name)
+            return self.state.is_as_in(of_rank(checkpoint, self.group.rank).manifest)
+
+        return not all(self.group.gathered(self.group.attempted(is_kept)))
 
     def _say(self, ending: Any, reason: str, *, step: int | None = None) -> None:
         words = LastWords(

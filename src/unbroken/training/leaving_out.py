@@ -14,15 +14,20 @@ def windows_of(rollbacks: Iterable[Rollback]) -> tuple[Window, ...]:
     return tuple(window for one in rollbacks for window in one.windows)
 
 
-def in_words(rollbacks: Sequence[Rollback]) -> list[str]:
-    """Return what is to be said of it at the start of a run, in lines."""
+def in_words(rollbacks: Sequence[Rollback], ranks: int) -> list[str]:
+    """Return what is to be said of it at the start of a run of so many `ranks`, in lines."""
     if not rollbacks:
         return []
     last, windows = rollbacks[-1], windows_of(rollbacks)
     times = "once" if len(rollbacks) == 1 else f"{len(rollbacks)} times"
     line = f"rolled back {times}, at last from step {last.found_step}: {last.reason}"
     shown = "; ".join(map(window_in_words, windows[-3:]))
-    return [line, *([f"left out: {'...; ' if len(windows) > 3 else ''}{shown}"] if windows else [])]
+    lines = [line, *([f"left out: {'...; ' if len(windows) > 3 else ''}{shown}"] if windows else [])]
+    others = sorted({one.ranks for one in rollbacks if one.windows and one.ranks != ranks})
+    return lines + [
+        f"batches to leave out were counted with {count} rank{'s'[: count != 1]}, and hold other samples now"
+        for count in others
+    ]
 
 
 def window_in_words(window: Window) -> str:

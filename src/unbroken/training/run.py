@@ -329,7 +329,7 @@ class Run:
         """Ask for a checkpoint: captured here, or before the next batch in a loop over batches."""
         self._check_entered("save")
         self._saves.wanted = self._settings.plan is None
-        self._boundary.when_whole()
+        self._boundary.when_asked()
 
     @contextmanager
     def without_saves(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
 from unbroken.checkpoint.manifest import Validation
 from unbroken.checkpoint.snapshot import Description
@@ -97,14 +96,16 @@ class Saves:
         before, began, paused = self._pulse.phase, time.monotonic(), self._saver.paused_seconds
         self._pulse.beat("saving")
         self._is_prepared = True
+        if not self._group.is_alone:
+            # What became of the one before is known to all before anything is captured.
+            self._group.decided(self._saver.wait)
         # Not before the first step: what is not trained may fail, and is all that there is to go back to.
-        answer = Answer() if self._validator is None or not step else self._asked(self._validator)
+        answer = self._asked() if step else Answer()
         with without_collecting():
             description, table = self._capture()
             described = dataclasses.replace(description, validation=answer.validation)
             self._saver.save(described, table, began=began)
-        if answer.error is not None:
-            self._raise(answer.error)
+        self._group.attempted(lambda: self._raise(answer.error))
         if not self._in_background:
             self._saver.wait()
         self._pulse.beat(before)
@@ -112,17 +113,20 @@ class Saves:
         for interval in self._intervals:
             interval.saved(time.monotonic() - began - (self._saver.paused_seconds - paused))
 
-    def _asked(self, validator: Validator) -> Answer:
+    def _asked(self) -> Answer:
         """Return what the check says here, or else on the first rank on which the state is not good."""
-        answer = validator.ask()
+        validator = self._validator
+        answer = self._group.attempted(lambda: Answer() if validator is None else validator.ask())
         for rank, found in enumerate(self._group.gathered(answer.validation)):
             if found is not None and not found.passed and answer.error is None and rank != self._group.rank:
                 reason = f"rank {rank}: {found.reason}"
                 return Answer(validation=Validation(passed=False, reason=reason))
         return answer
 
-    def _raise(self, error: Exception) -> NoReturn:
-        """Raise what went wrong in the check, when the state that it was asked about is kept."""
+    def _raise(self, error: Exception | None) -> None:
+        """Raise what went wrong in the check, if anything, when the state that it was asked about is kept."""
+        if error is None:
+            return
         try:
             self._saver.wait()
         except SaveFailedError as failed:

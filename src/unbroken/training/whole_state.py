@@ -110,7 +110,9 @@ class WholeState:
     def is_as_in(self, manifest: Manifest) -> bool:
         """Tell whether a checkpoint holds exactly this state."""
         position = self.position
-        here = (self.step, position.epoch, position.inside_epoch, self.metrics)
+        # Metrics are kept as the first rank has them.
+        metrics = self.metrics if self.group.is_first else manifest.metrics
+        here = (self.step, position.epoch, position.inside_epoch, metrics)
         saved = manifest.position
         return here == (manifest.step, saved.epoch, saved.inside_epoch, manifest.metrics) and (
             self.parts.is_as_in(manifest, inside_step=position.is_inside_step())

@@ -14,6 +14,8 @@ from unbroken.errors import UsageError
 
 # One that is still loading its data may be late.
 _MEETING = timedelta(minutes=10)
+# One rank may evaluate, or wait for a full disk, as long as it likes; one that dies is noticed at once.
+_PATIENCE = timedelta(days=30)
 _KNOWN: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
 
 
@@ -26,27 +28,27 @@ class Ranks:
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.world_size = distributed.get_world_size()
+        self._meet_in_store()
         # A group of their own, on the host: nothing that is said here waits for a device, and a rank that is
         # elsewhere never takes it for a gradient.
-        self._group = distributed.new_group(backend="gloo")
-        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def _meet_in_store(self) -> None:
+        """Wait for all ranks where one that does not come can be told: to make a group only hangs."""
+        store = distributed.distributed_c10d._get_default_store()
+        names = [f"unbroken-{len(_KNOWN)}-{rank}" for rank in range(self.world_size)]
+        store.set(names[self.rank], "here")
+        try:
+            store.wait(names, _MEETING)
+        except RuntimeError as error:
+            raise _absent(self.world_size, error) from error
 
     def meet(self) -> None:
         """Return when all ranks are here; raise UsageError if one is not in time."""
         try:
             distributed.monitored_barrier(self._group, timeout=_MEETING, wait_all_ranks=True)
         except RuntimeError as error:
-            raise UsageError(
-                f"Run: expected all {self.world_size} ranks to enter it, found that one does not ({error})",
-                hint="make the Run on every rank, with the same directory, after init_process_group; or on "
-                "one rank before it",
-            ) from error
-
-    def any(self, is_so: bool) -> bool:
-        """Return whether it is so on any rank; one small collective."""
-        self._flag.fill_(int(is_so))
-        distributed.all_reduce(self._flag, op=distributed.ReduceOp.MAX, group=self._group)
-        return bool(self._flag.item())
+            raise _absent(self.world_size, error) from error
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
         """Return the numbers of all ranks, in order; as many from each. One small collective."""
@@ -85,3 +87,12 @@ def ranks() -> Ranks | None:
         # Once for each group: to make another for what is said here is a collective, too.
         _KNOWN[group] = Ranks()
     return _KNOWN[group]
+
+
+def _absent(world_size: int, error: Exception) -> UsageError:
+    return UsageError(
+        f"Run: expected all {world_size} ranks to enter it, found that one does not "
+        f"(waited {_MEETING.total_seconds():.0f} s: {str(error).splitlines()[0]:.200})",
+        hint="make the Run on every rank, with the same directory, after init_process_group; or on one rank "
+        "before it",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +27,7 @@ from unbroken.training.health.watch import HealthWatch
 from unbroken.training.leaving_out import windows_of
 from unbroken.training.passes import Pass
 from unbroken.training.preemption import StopRequested
+from unbroken.training.ranks.following import wait_on_all
 from unbroken.training.resume import Restoring
 from unbroken.training.saver import Saver
 from unbroken.training.saves import Saves, without_collecting
@@ -109,7 +110,7 @@ class Recovery:
 
     def _stop(self, finding: Finding) -> NoReturn:
         self.saves.save(*self.state.progress())
-        self.state.group.decided(self.saver.wait_for_the_last)
+        wait_on_all(self.state.group, self.saver)
         raise UnhealthyError(
             f"{finding.text}; the state is saved in {self.saver.newest_name}",
             hint=finding.hint or "look for the cause, then start the run again: it goes on from there",
@@ -148,8 +149,9 @@ class Recovery:
             attempt=self.attempt.number,
         )
         if isinstance(decision, GoBack):
+            rollback = replace(decision.rollback, ranks=self.state.group.size)
             # From here on it is decided: whoever dies after this goes back at the next start.
-            self._surely(lambda: add_rollback(directory, decision.rollback), "the roll-back")
+            self._surely(lambda: add_rollback(directory, rollback), "the roll-back")
         # What was copied since belongs to the trouble.
         self.saver.forget_copies()
         if isinstance(decision, Refusal):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unbroken.training.preemption import Requests
-from unbroken.training.ranks.group import Group
+from unbroken.training.ranks.group import Group, Where
 
 
 class AgreedRequests(Requests):
@@ -27,14 +27,14 @@ class AgreedRequests(Requests):
         """Those are taken when the ranks agree."""
         return False
 
-    def agree(self, step: int, *, wants_save: bool, has_failed: bool) -> tuple[bool, bool]:
+    def agree(self, where: Where, step: int, *, wants_save: bool, has_failed: bool) -> tuple[bool, bool]:
         """Ask all ranks, between the same two steps; return whether any wants a save, or has failed.
 
         Raises UsageError if they stand elsewhere.
         """
         reason = self._own.stop_reason()
         wants_save = self._own.take_save() or wants_save
-        found = self._group.votes("after step", step, reason is not None, wants_save, has_failed)
+        found = self._group.votes(where, step, reason is not None, wants_save, has_failed)
         if any(stops for stops, _, _ in found):
             reasons = self._group.gathered(reason)
             rank = next(rank for rank, one in enumerate(reasons) if one is not None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unbroken.checkpoint.snapshot import Description
 from unbroken.checkpoint.store import Checkpoint, CheckpointStore
-from unbroken.errors import DamagedError, StateMismatchError, UnbrokenError
+from unbroken.errors import DamagedError, StateMismatchError, UnbrokenError, UsageError
 from unbroken.rundir.identity import RunIdentity, read_run
 from unbroken.state.table import TensorTable
 from unbroken.training.attempt import Attempt, FollowingAttempt
@@ -34,15 +34,16 @@ def open_attempt(directory: Path, group: Group) -> Attempt:
 
     opened = group.decided(open_first)
     if held:
-        _check_same_run(group, opened)
+        _check_same_run(group, opened, directory)
         return held[0]
-    _check_same_run(group, opened, found=read_run(directory))
+    _check_same_run(group, opened, directory)
     return FollowingAttempt(directory, group.rank, opened.number, opened.run)
 
 
-def _check_same_run(group: Group, opened: _Opened, found: RunIdentity | None = None) -> None:
+def _check_same_run(group: Group, opened: _Opened, directory: Path) -> None:
     def check() -> None:
-        if not group.is_first and found != opened.run:
+        found = read_run(directory)
+        if found != opened.run:
             raise StateMismatchError(
                 f"Run: expected the directory of run {opened.run.run_id} on every rank, found "
                 f"{'none' if found is None else found.run_id}",
@@ -50,6 +51,31 @@ def _check_same_run(group: Group, opened: _Opened, found: RunIdentity | None = N
             )
 
     group.attempted(check)
+
+
+def check_same_parts(group: Group, names: Sequence[str]) -> None:
+    """Raise UsageError on all ranks unless each has the same parts."""
+    found = group.gathered(list(names))
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            differ = ", ".join(sorted(set(found[0]) ^ set(other))) or "their order"
+            raise UsageError(
+                f"Run: expected the same parts on every rank, found that rank {rank} and rank 0 differ: "
+                f"{differ}",
+                hint="pass all of them on every rank: what one alone has could not be restored",
+            )
+
+
+def wait_on_all(group: Group, saver: Saver) -> None:
+    """Wait on all ranks until the last checkpoint is written; see `Saver.wait_for_the_last`."""
+
+    def wait() -> tuple[str | None, int]:
+        saver.wait_for_the_last()
+        return saver.newest_name, saver.newest_step
+
+    name, step = group.decided(wait)
+    if isinstance(saver, FollowingSaver):
+        saver.note(name, step)
 
 
 class FollowingSaver(Saver):
@@ -90,7 +116,11 @@ class FollowingSaver(Saver):
         return None
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
-        self._kept = checkpoint.name, checkpoint.step
+        self.note(checkpoint.name, checkpoint.step)
+
+    def note(self, name: str | None, step: int) -> None:
+        """Take over what the first rank has written last."""
+        self._kept = None if name is None else (name, step)
 
     def prepare(self, table: TensorTable) -> None:
         """Nothing is copied here."""

@@ -9,7 +9,13 @@ from unbroken.errors import UnbrokenError, UsageError
 from unbroken.training import families
 
 _T = TypeVar("_T")
-Where = Literal["in step", "after step", "at the end, after step"]
+Where = Literal[
+    "in step",
+    "before the next batch, after step",
+    "at the end of an epoch, after step",
+    "outside of a loop, after step",
+    "at the end, after step",
+]
 _PLACES = get_args(Where)
 _MOST_WORDS = 3
 
@@ -53,21 +59,24 @@ class Group:
         return value
 
     def attempted(self, act: Callable[[], _T]) -> _T:
-        """Return what `act` returns here, if it ends well everywhere; else raise on all what one raises.
+        """Return what `act` returns here if it ends well everywhere; else raise its error, or another's.
 
-        Of errors of ours on several ranks that of the lowest.
+        What is no error of ours is a UsageError on the others.
         """
         if self._ranks is None:
             return act()
         value: Any = None
-        mine: UnbrokenError | None = None
+        mine: Exception | None = None
         try:
             value = act()
-        except UnbrokenError as error:
+        except Exception as error:  # noqa: BLE001 - raised below, when the others know
             mine = error
-        for rank, theirs in enumerate(self._ranks.gather(mine)):
+        told = self._ranks.gather(None if mine is None else _as_told(mine))
+        if mine is not None:
+            raise mine
+        for rank, theirs in enumerate(told):
             if theirs is not None:
-                raise mine if rank == self.rank and mine is not None else _of_rank(rank, theirs)
+                raise _of_rank(rank, theirs)
         return cast("_T", value)
 
     def votes(self, where: Where, step: int, *mine: bool) -> list[list[bool]]:
@@ -112,6 +121,12 @@ def this_group() -> Group:
     if ranks is not None:
         ranks.meet()
     return Group(ranks)
+
+
+def _as_told(error: Exception) -> UnbrokenError:
+    if isinstance(error, UnbrokenError):
+        return error
+    return UsageError(f"{type(error).__name__}: {error}", hint="see what that rank has printed")
 
 
 def _of_rank(rank: int, error: UnbrokenError) -> UnbrokenError:

@@ -1,8 +1,8 @@
 """What each rank adds to a checkpoint: where it differs from the first one, and nothing else.
 
 Weights and what optimizers keep are taken to be alike on all ranks, as data parallel training makes them,
-and that is checked once. All else is each rank's own: its random generators, its place in the data, running
-statistics, plain objects. Of these a rank sends what is not, byte for byte, as on the first.
+and that is checked now and then. All else is each rank's own: its random generators, its place in the data,
+running statistics, plain objects. Of these a rank sends what is not, byte for byte, as on the first.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class _Share:
     position: Position
     parts: dict[str, PartEntry]
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
+    sound: list[str]
 
 
 class Shares:
@@ -50,7 +51,8 @@ class Shares:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._is_checked = False
+        self._first_step: int | None = None
+        self._captures = 0
 
     def put_together(self, description: Description, table: TensorTable) -> Description:
         """Return the description for all ranks, and enter their tensors in `table`, on the first rank.
@@ -62,15 +64,24 @@ class Shares:
             return description
         own = _sight(description, table)
         first: _Sight = group.told(own)
-        if not self._is_checked:
+        if self._is_check_due(description.step):
             mine = _alike(table)
             alike = group.told(mine)
             group.attempted(lambda: _check_alike(description.step, mine, alike))
-            self._is_checked = True
         shares = group.collected(None if group.is_first else _share(description, table, own, first))
         if shares is None:
             return description
         return replace(description, ranks=tuple(_entries(shares, table)))
+
+    def _is_check_due(self, step: int) -> bool:
+        """Tell whether to look once more, more and more seldom: what drifts apart may begin alike."""
+        if self._first_step is None:
+            self._first_step = step
+            return True
+        if step == self._first_step:
+            return False
+        self._captures += 1
+        return not self._captures & (self._captures - 1)
 
 
 def _entries(shares: list[Any], table: TensorTable) -> Iterator[RankEntry]:
@@ -79,6 +90,8 @@ def _entries(shares: list[Any], table: TensorTable) -> Iterator[RankEntry]:
             continue
         for path, (dtype, shape, data) in share.tensors.items():
             table.add(path_of_rank(rank, path), HostTensor(dtype, shape, memoryview(data)))
+        # What has to be finite there, has to be so here.
+        table.sound |= {path_of_rank(rank, path) for path in share.sound}
         yield RankEntry(parts=share.parts, position=share.position)
 
 
@@ -105,6 +118,7 @@ def _share(description: Description, table: TensorTable, own: _Sight, first: _Si
             path: (sources[path].dtype, sources[path].shape, bytes(copy_bytes(sources[path])))
             for path in differ
         },
+        sound=[path for path in differ if path in table.sound and path not in table.exempt],
     )
 
 
