@@ -146,7 +146,7 @@ def test_the_end_of_an_epoch_and_the_begin_of_the_next_are_one_position(
     assert joined(attempts) == reference
 
 
-@pytest.mark.parametrize("build", [Buffered, BufferedWithState])
+@pytest.mark.parametrize("build", [pytest.param(Buffered, marks=pytest.mark.chaos), BufferedWithState])
 def test_a_shuffle_buffer_loses_no_sample_and_repeats_none(
     tmp_path: Path, build: Callable[[], Buffered]
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_worse_model_does_not_overwrite_the_best_one_after_a_restart(tmp_path:
     assert best.read_bytes() == kept
 
 
+@pytest.mark.chaos
 def test_a_restart_in_an_epoch_trains_on_no_batch_twice(tmp_path: Path) -> None:
     """keras-team/keras#22490."""
 

@@ -44,6 +44,7 @@ class TestPeakOfAResume:
     def test_it_is_that_of_a_fresh_start_and_a_few_pieces(self, tmp_path: Path) -> None:
         self.play(tmp_path)
 
+    @pytest.mark.chaos
     def test_it_is_higher_where_what_was_loaded_is_copied_and_held(self, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match=r"assert \d+ < "):
             self.play(tmp_path, "HoldingWhatWasLoaded")

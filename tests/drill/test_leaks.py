@@ -51,6 +51,7 @@ REFUSED = [
 QUICK = {"moments"}
 
 
+@pytest.mark.chaos
 def test_the_tutorial_finds_the_mistake_of_its_script_and_proves_that_it_is_gone(
     socket: Path, tmp_path: Path
 ) -> None:

@@ -232,9 +232,9 @@ def test_another_seed_is_refused_inside_an_epoch() -> None:
     ("workers", "is_part"),
     [
         pytest.param(0, False, id="by run.batches alone", marks=pytest.mark.chaos),
-        pytest.param(2, True, id="as a part as well, 2 workers"),
+        pytest.param(2, True, id="as a part as well, 2 workers", marks=pytest.mark.chaos),
         pytest.param(2, False, id="by run.batches alone, 2 workers", marks=pytest.mark.chaos),
-        pytest.param(0, True, id="as a part as well", marks=pytest.mark.chaos),
+        pytest.param(0, True, id="as a part as well"),
     ],
 )
 def test_runs_that_are_cut_off_in_any_epoch_train_on_every_sample_once(

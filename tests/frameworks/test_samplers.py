@@ -263,7 +263,7 @@ def test_the_ledger_of_a_run_stopped_anywhere_is_that_of_the_plain_loader(kind: 
     [
         "random by a generator",
         pytest.param("weighted", marks=pytest.mark.chaos),
-        "distributed",
+        pytest.param("distributed", marks=pytest.mark.chaos),
         pytest.param("elastic", marks=pytest.mark.chaos),
         pytest.param("counts its epochs", marks=pytest.mark.chaos),
         "batches that count",

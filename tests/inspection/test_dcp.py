@@ -162,6 +162,20 @@ class TestOtherReleases:
         with pytest.raises(StorageError, match=r"it went through stream\.zstd"):
             reader.read("model/0.weight")
 
+    def test_a_directory_of_which_all_went_through_a_transform_is_sound_and_says_so(
+        self, copied: Path
+    ) -> None:
+        def compressed(said: Any) -> None:
+            for info in said.storage_data.values():
+                info.transform_descriptors = ["stream.zstd"]
+                info.length = min(info.length, 8)
+
+        reader = change(copied, compressed)
+        assert told(reader) == ""
+        assert reader.values["epoch"] == "(not read)"
+        for what in ("value epoch", "tensor model/0.weight"):
+            assert f"{what} is not read: it went through stream.zstd" in reader.notes
+
 
 class TestDamage:
     def test_without_metadata_nothing_was_committed(

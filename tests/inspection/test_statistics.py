@@ -15,6 +15,7 @@ from unbroken.cli.main import main
 from unbroken.inspection.detect import open_checkpoint
 from unbroken.inspection.formats.base import StoredTensor
 from unbroken.inspection.statistics import Statistics, statistics
+from unbroken.inspection.suspicious import advise_on_values
 
 from .golden import GOLDEN, bytes_of
 
@@ -121,3 +122,8 @@ def test_doctor_finds_suspicious_numbers_if_it_is_asked_to(
     assert "small" in found["1 of 5 tensors have more than 1 % of numbers that lost digits"]["evidence"]
     assert main(["doctor", str(tmp_path / "state.pt"), "--json"]) == 1
     assert "not finite" not in capsys.readouterr().out
+
+
+def test_doctor_says_which_numbers_it_could_not_read_and_goes_on() -> None:
+    advice = advise_on_values(open_checkpoint(GOLDEN.parent / "tensorflow/single"))
+    assert [one.text for one in advice] == ["the numbers of 5 tensors could not be read"]

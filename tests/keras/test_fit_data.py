@@ -13,8 +13,12 @@ from .fitting import DiedError, DiesAt, X, Y, build, is_same, run_of, state_of
 import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter  # isort: skip
 
 import unbroken  # isort: skip
+from unbroken.errors import UnsupportedStateError  # isort: skip
+from unbroken.frameworks.keras.fit_data import OneStream  # isort: skip
+from unbroken.integrations.keras.data import fit_data, looks_of, tell_of_validation  # isort: skip
 
 
 class Rows(keras.utils.PyDataset):
@@ -49,13 +53,10 @@ DATA: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "a generator": (lambda: {"x": noisy_batches(7), "epochs": 1}, 7),
     "a generator over epochs": (lambda: {"x": noisy_batches(10), "steps_per_epoch": 3}, 6),
 }
-# What no other test reads in the ordinary suite.
-SOON = ("arrays over epochs",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SOON else [pytest.mark.chaos]) for name in DATA]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", DATA)
 def test_every_kind_of_data_goes_on_with_the_next_batch(tmp_path: Path, name: str) -> None:
     make, steps = DATA[name]
 
@@ -116,3 +117,138 @@ def test_fit_is_exact_however_its_steps_are_executed(tmp_path: Path, options: di
     with pytest.raises(DiedError):
         fit(tmp_path, DiesAt("train_batch_end", 2))
     assert is_same(fit(tmp_path, DiesAt()), state_of(plain))
+
+
+class Shuffled(Rows):
+    """Batches in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(20)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        rows = self.order[index * 5 : index * 5 + 5]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+class Drawn(Rows):
+    """Batches with noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = np.random.default_rng(1)
+
+
+def test_a_pydataset_that_changes_and_is_no_part_and_sparse_arrays_are_refused(tmp_path: Path) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    model = build()
+    with run_of(tmp_path, model) as run:
+        for data, text in [
+            ({"x": Shuffled()}, "a Shuffled with an on_epoch_end"),
+            ({"x": Drawn()}, "a Drawn with the random generator 'noise'"),
+            ({"x": sparse.csr_matrix(X), "y": Y}, "expected dense arrays, found one of class csr_matrix"),
+        ]:
+            with pytest.raises(UnsupportedStateError, match=text):
+                model.fit(verbose=0, callbacks=[unbroken.keras.Checkpoint(run)], **data)
+
+
+def test_a_generator_has_the_batches_in_its_place_that_were_drawn_before_the_fit() -> None:
+    def stream(first: list[Any]) -> OneStream:
+        return OneStream(first, iter([(X[10:], None)]), {}, None)
+
+    there, here = stream([(X[:5], None), (X[5:10], None)]), stream([(Y[:5], None), (Y[5:10], None)])
+    there.begin_epoch()
+    there.next_batch()
+    here.go_to(there.position())
+    rest = list(here.rest_of_epoch())
+    assert np.array_equal(rest[0][0], X[5:10])
+    assert rest[0][1] is None
+    assert np.array_equal(rest[1][0], X[10:])
+
+
+def test_a_pydataset_of_another_class_is_other_data() -> None:
+    def looks(dataset: Any) -> Any:
+        return looks_of(fit_data(PyDatasetAdapter(dataset, None), None))
+
+    assert looks(Rows()) == looks(Rows()) != looks(Drawn())
+
+
+def test_validation_data_that_begin_anew_in_a_resume_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    tell_of_validation((X, {"a": tf.constant(Y)}, None))
+    tell_of_validation(Rows())
+    assert not capfd.readouterr().err
+    for data in (pipeline(), noisy_batches(3), Drawn()):
+        tell_of_validation(data)
+        assert "have no place in a checkpoint" in capfd.readouterr().err
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_generator_that_draws_goes_on_exactly_from_its_first_batches(tmp_path: Path, at: int) -> None:
+    def fit(directory: Path, dies: DiesAt) -> list[Any]:
+        model = build()
+        with run_of(directory, model) as run:
+            model.fit(noisy_batches(5), verbose=0, callbacks=[dies, unbroken.keras.Checkpoint(run)])
+        return state_of(model)
+
+    expected = fit(tmp_path / "whole", DiesAt())
+    with pytest.raises(DiedError):
+        fit(tmp_path / "broken", DiesAt("train_batch_end", at))
+    assert is_same(fit(tmp_path / "broken", DiesAt()), expected)
+
+
+@pytest.mark.chaos
+def test_a_pydataset_with_an_order_of_its_own_goes_on_exactly_as_a_part(tmp_path: Path) -> None:
+    def fit(directory: Path, dies: DiesAt) -> list[Any]:
+        model, data = build(), Shuffled()
+        with run_of(directory, model, data=data) as run:
+            use = [dies, unbroken.keras.Checkpoint(run)]
+            model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=use)
+        return state_of(model)
+
+    expected = fit(tmp_path / "whole", DiesAt())
+    with pytest.raises(DiedError):
+        fit(tmp_path / "broken", DiesAt("train_batch_end", 7))
+    assert is_same(fit(tmp_path / "broken", DiesAt()), expected)
+
+
+class Autoencoder(keras.Model):
+    """A model with steps of its own and without a call()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        self.decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.decoder(self.encoder(data)) - data) ** 2)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+@pytest.mark.chaos
+def test_a_model_with_steps_of_its_own_and_without_a_call_goes_on_inside_an_epoch(tmp_path: Path) -> None:
+    def fit(directory: Path, dies: DiesAt) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        model = Autoencoder()
+        model.compile(keras.optimizers.Adam(0.1), jit_compile=False)
+        with run_of(directory, model) as run:
+            use = [dies, unbroken.keras.Checkpoint(run)]
+            model.fit(X, batch_size=5, epochs=2, verbose=0, callbacks=use)
+        return state_of(model)
+
+    expected = fit(tmp_path / "whole", DiesAt())
+    with pytest.raises(DiedError):
+        fit(tmp_path / "broken", DiesAt("train_batch_end", 3))
+    assert is_same(fit(tmp_path / "broken", DiesAt()), expected)

@@ -11,6 +11,7 @@ from .. import quiet_tensorflow  # noqa: F401  isort: skip
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import unbroken
@@ -51,6 +52,15 @@ def functional(*, first: str | None = None, second: str | None = None) -> Any:
     return keras.Model(inputs, layers.Dense(4, name=second)(hidden))
 
 
+BATCH = (batch(1, 6, 4), batch(2, 6, 4))
+
+
+def compiled(*metrics: str) -> Any:
+    model = dense("a")
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse", metrics=list(metrics))
+    return model
+
+
 def trained(steps: range, model: Any, optimizer: Any) -> list[str]:
     return train(model, optimizer, steps)
 
@@ -69,6 +79,7 @@ class TestExactness:
         assert "blocks.1.gamma" in names
         assert "scale" in names
 
+    @pytest.mark.chaos
     def test_random_layers_and_statistics_go_on(self, tmp_path: Path) -> None:
         def build(seed: int) -> dict[str, Any]:
             keras.utils.set_random_seed(seed)
@@ -99,17 +110,110 @@ class TestExactness:
             keras.utils.set_random_seed(seed)
             model = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dropout(0.5)])
             model.compile(
-                optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"], jit_compile=jit_compile
+                optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae", keras.metrics.AUC()]
             )
             return {"model": model}
 
         def advance(steps: range, model: Any) -> Iterator[list[str]]:
+            # Unlike train_on_batch this counts on from one batch to the next.
+            step_once = tf.function(model.train_step, jit_compile=True) if jit_compile else model.train_step
             for step in steps:
-                logs = model.train_on_batch(batch(step, 6, 4), batch(step + 100, 6, 4), return_dict=True)
-                # Means since the epoch began.
-                yield [float(logs[name]).hex() for name in ("loss", "mae")]
+                labels = (batch(step + 100, 6, 4) > 0).astype(np.float32)
+                logs = step_once((batch(step, 6, 4) ** 2, labels))
+                # What has no name is counted over the program.
+                yield sorted(f"{name[:3]} {float(value).hex()}" for name, value in logs.items())
 
         twins(tmp_path, build, advance)
+
+
+class TestMetrics:
+    """What a compiled model makes with its first batch is kept until then, and compared when it is there."""
+
+    def test_an_attempt_that_trains_nothing_keeps_what_waits(self, tmp_path: Path) -> None:
+        model = compiled("mae")
+        model.train_step(BATCH)
+        save(tmp_path, model=model)
+        idle = compiled("mae")
+        with unbroken.Run(tmp_path, model=idle) as run:
+            run.step()
+        assert "(metrics).mae.total" in state_of(tmp_path)
+        again = compiled("mae")
+        lines = restore(tmp_path, model=again)
+        assert not any("metrics" in line for line in lines)
+        assert float(again.train_step(BATCH)["mae"]) == float(model.train_step(BATCH)["mae"])
+
+    def test_other_metrics_are_refused_with_the_first_batch(self, tmp_path: Path) -> None:
+        model = compiled("mae")
+        model.train_step(BATCH)
+        save(tmp_path, model=model)
+        again = compiled("mse")
+        with unbroken.Run(tmp_path, resume="must", model=again) as run:
+            run.record(tried=1)
+            with pytest.raises(StateMismatchError, match=r"\(metrics\)\.mae\.total: the model lacks it"):
+                again.train_step(BATCH)
+
+
+class TestAdapted:
+    """What layers learn by adapt() is in force again, or refused where it cannot be."""
+
+    def test_statistics_are_calculated_with_by_a_restore_and_a_warm_start(self, tmp_path: Path) -> None:
+        def build(scale: float) -> Any:
+            layer = layers.Normalization()
+            layer.adapt(batch(1, 6, 4) * scale)
+            return keras.Sequential([keras.Input((4,)), layer])
+
+        model, again, warm = build(5.0), build(1.0), build(1.0)
+        save(tmp_path, model=model)
+        restore(tmp_path, model=again)
+        unbroken.warm_start(warm, tmp_path)
+        expected = np.asarray(model(batch(2, 6, 4)))
+        np.testing.assert_array_equal(again(batch(2, 6, 4)), expected)
+        np.testing.assert_array_equal(warm(batch(2, 6, 4)), expected)
+
+    def test_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
+        def build(*words: str) -> Any:
+            layer = layers.StringLookup()
+            layer.adapt(list(words))
+            inputs = keras.Input((1,), dtype="string")
+            return keras.Model(inputs, layers.Embedding(8, 2)(layer(inputs)))
+
+        save(tmp_path, model=build("a", "b", "b"))
+        with pytest.raises(StateMismatchError, match=r"string_lookup: a vocabulary of 3 entries"):
+            restore(tmp_path, model=build("a", "a", "b"))
+        restore(tmp_path, model=build("b", "b", "a"))
+
+
+class TestNotKept:
+    """What nobody keeps is refused or said while the first step is done."""
+
+    def test_an_optimizer_that_is_no_part_is_refused_with_the_way_to_it(self, tmp_path: Path) -> None:
+        model = dense("a")
+        model.d_opt = keras.optimizers.Adam(0.1)
+        run = unbroken.Run(tmp_path, model=model)
+        said = r"Adam that trains model\.a\.kernel .* d_opt=model\.d_opt"
+        with pytest.raises(UnsupportedStateError, match=said), run:
+            train(model, model.d_opt, range(1))
+            run.step()
+        assert "apply" not in vars(keras.optimizers.Optimizer)
+        model = dense("a")
+        model.d_opt = keras.optimizers.Adam(0.1)
+        with unbroken.Run(tmp_path / "kept", model=model, d_opt=model.d_opt) as run:
+            train(model, model.d_opt, range(1))
+            run.step()
+
+    def test_other_things_on_layers_that_change_are_pointed_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = built(1)
+        model.fixed, model.weight, model.counts = 1.0, 1.0, {"seen": tf.Variable(0)}
+        with unbroken.Run(tmp_path, model=model) as run:
+            model.weight *= 0.5
+            model.counts["seen"].assign_add(1)
+            run.step()
+        said = capsys.readouterr().err
+        assert "not kept: model.weight" in said
+        assert "not kept: model.counts.seen" in said
+        assert "model.fixed" not in said
 
 
 class TestStructure:
@@ -216,6 +320,33 @@ class TestMismatches:
             save(tmp_path, model=model)
         assert "call model.build(input_shape)" in caught.value.hint
         assert not (tmp_path / "checkpoints").exists()
+
+    def test_a_layer_that_a_later_fit_trains_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
+        model = compiled()
+        save(tmp_path, model=model)
+        again = dense("a")
+        again.layers[0].trainable = False
+        again.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+        with pytest.raises(StateMismatchError, match=r"a later fit .* allow=\['model\.\(optimizer\)\*'\]"):
+            restore(tmp_path, model=again)
+        restore(tmp_path, model=again, allow=["model.(optimizer)*"])
+
+    def test_a_layer_that_calls_do_not_use_is_refused_by_name(self, tmp_path: Path) -> None:
+        model = functional()
+        model.spare = layers.Dense(2)
+        # It has neither variables nor a seed, however it is built.
+        model.shape_only = layers.Flatten()
+        with pytest.raises(UnsupportedStateError, match=r"in a model that has \(model\.spare\)") as caught:
+            save(tmp_path, model=model)
+        assert "call model.spare itself" in caught.value.hint
+
+    def test_a_seed_that_no_layer_wants_any_more_is_left_out_and_said(self, tmp_path: Path) -> None:
+        def build(rate: float) -> Any:
+            return keras.Sequential([keras.Input((4,)), layers.Dropout(rate)])
+
+        save(tmp_path, model=build(0.5))
+        lines = restore(tmp_path, model=build(0.0))
+        assert any("(seeds).dropout.seed_generator: left out" in line for line in lines)
 
     def test_a_model_that_is_not_compiled_does_not_lose_its_optimizer_without_a_word(
         self, tmp_path: Path

@@ -37,8 +37,17 @@ EVERY = {
     "accumulating": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "scaling": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), dynamic_growth_steps=2),
     "cosine": lambda: optimizers.Adam(schedules.CosineDecay(0.1, 10, warmup_target=0.2, warmup_steps=2)),
+    "schedule_free": lambda: optimizers.ScheduleFreeAdamW(0.01, warmup_steps=2),
+    "several": lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.Adam(0.01))),
     "pieces": lambda: optimizers.SGD(schedules.PiecewiseConstantDecay([2, 4], [0.1, 0.05, 0.01])),
 }
+
+
+@pytest.mark.chaos
+def test_every_class_of_keras_is_among_those_that_are_tried() -> None:
+    classes = {item for item in vars(optimizers).values() if isinstance(item, type)}
+    tried = {type(build()) for build in EVERY.values()}
+    assert classes - tried == {optimizers.Optimizer, optimizers.OptimizerMap}
 
 
 # One of each way to keep something; all others take a while.
@@ -158,6 +167,26 @@ class TestOthers:
         restore(tmp_path, **again)
         assert values(again["optimizer"]) == values(parts["optimizer"])
 
+    def test_one_that_copies_weights_when_it_is_built_begins_at_those_restored(self, tmp_path: Path) -> None:
+        save(tmp_path, **pair(optimizers.SGD(0.1), steps=1))
+        again = pair(optimizers.ScheduleFreeAdamW(0.1), steps=0, seed=7)
+        restore(tmp_path, **again, fresh=["optimizer"])
+        kernel = again["model"].layers[0].kernel
+        np.testing.assert_array_equal(again["optimizer"]._momentums[0], kernel)
+
+
+class Warmup(schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Wraps another schedule, and keeps a setting under another name than that of its argument."""
+
+    def __init__(self, base: Any, warmup: Any) -> None:
+        self.base, self.over = base, warmup
+
+    def __call__(self, step: Any) -> Any:
+        return self.base(step) / self.over
+
+    def get_config(self) -> dict[str, Any]:
+        return {"base": self.base, "warmup": self.over}
+
 
 class TestSettings:
     """The settings of the checkpoint go on; what the script sets otherwise is said, and may win."""
@@ -194,6 +223,7 @@ class TestSettings:
         assert again["optimizer"].learning_rate.numpy() == np.float32(0.01)
         assert not any("learning_rate" in line for line in lines)
 
+    @pytest.mark.chaos
     def test_a_schedule_of_another_length_is_a_choice(self, tmp_path: Path) -> None:
         parts = pair(optimizers.SGD(schedules.CosineDecay(0.1, 10)), steps=0)
         parts["optimizer"].iterations.assign(4)
@@ -222,12 +252,40 @@ class TestSettings:
         self, tmp_path: Path
     ) -> None:
         save(tmp_path, **pair(optimizers.SGD(0.1)))
-        again = pair(optimizers.SGD(schedules.CosineDecay(0.5, 10)), steps=0)
+        again = pair(optimizers.SGD(schedules.CosineDecay(0.5, 10), nesterov=True), steps=0)
         said = r"optimizer: a keras\.CosineDecay as learning_rate, the checkpoint has a number"
         with pytest.raises(StateMismatchError, match=said):
             restore(tmp_path, **again)
         restore(tmp_path, **again, override=["optimizer.learning_rate"])
         assert float(again["optimizer"].learning_rate) < 0.5
+        # The other settings are kept all the same.
+        assert again["optimizer"].nesterov is False
+
+    def test_a_rate_that_was_held_is_let_go_where_the_script_is_to_win(self, tmp_path: Path) -> None:
+        def build(length: int) -> dict[str, Any]:
+            return pair(optimizers.SGD(schedules.CosineDecay(0.1, length)), steps=0)
+
+        save(tmp_path, **build(10))
+        restore(tmp_path, **build(40), horizon="hold")
+        assert any("override= with learning_rate takes" in line for line in restore(tmp_path, **build(40)))
+        again = build(40)
+        restore(tmp_path, **again, override=["optimizer.*"])
+        assert again["optimizer"]._learning_rate.decay_steps == 40
+
+    def test_a_schedule_inside_a_schedule_is_compared_and_put_back(self, tmp_path: Path) -> None:
+        def build(length: int, warmup: float = 5.0, scale: float = 1.0) -> dict[str, Any]:
+            rate = Warmup(schedules.CosineDecay(scale, length), np.float32(warmup))
+            return pair(optimizers.SGD(rate), steps=0)
+
+        save(tmp_path, **build(10))
+        with pytest.raises(StateMismatchError, match=r"base\.decay_steps is 10 in the checkpoint, 40 in the"):
+            restore(tmp_path, **build(40))
+        with pytest.raises(StateMismatchError, match=r"setting warmup .* is 6\.0, .* 5\.0, and no attribute"):
+            restore(tmp_path, **build(10, warmup=6.0))
+        again = build(10, scale=2.0)
+        lines = restore(tmp_path, **again)
+        assert again["optimizer"]._learning_rate.base.initial_learning_rate == 1.0
+        assert any("base.initial_learning_rate: 1.0 is kept" in line for line in lines)
 
     def test_variables_that_do_not_decay_are_compared(self, tmp_path: Path) -> None:
         def build(*excluded: str) -> dict[str, Any]:
@@ -257,6 +315,7 @@ class TestSettings:
         np.testing.assert_array_equal(again["optimizer"].momentums[0].numpy(), kept)
 
 
+@pytest.mark.chaos
 def test_mixed_precision_goes_on_with_its_loss_scale(tmp_path: Path) -> None:
     def build(seed: int) -> dict[str, Any]:
         keras.utils.set_random_seed(seed)

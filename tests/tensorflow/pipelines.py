@@ -31,6 +31,14 @@ def pair(first: Any, second: Any) -> Any:
     return tf.stack([first, second])
 
 
+def paired(both: Any) -> Any:
+    return pair(both["first"], both["second"])
+
+
+def first_of(first: Any, _others: Any) -> Any:
+    return first
+
+
 def noisy(number: Any, seed: Any) -> Any:
     noise = tf.random.stateless_uniform((), tf.cast(tf.stack([seed, seed]), tf.int32))
     return tf.cast(number, tf.float32) + noise
@@ -87,6 +95,12 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     ),
     "zipped": lambda: (
         Dataset.zip((numbers().shuffle(10, seed=1), numbers(20, 10).shuffle(4, seed=2))).map(pair).batch(2)
+    ),
+    "zipped by names": lambda: (
+        Dataset.zip({"first": numbers().shuffle(10, seed=1), "second": numbers(20, 10)}).map(paired).batch(2)
+    ),
+    "zipped in a nest": lambda: (
+        Dataset.zip((numbers().shuffle(10, seed=1), (numbers(20, 10), numbers()))).map(first_of).batch(2)
     ),
     "sampled": lambda: Dataset.sample_from_datasets(
         [numbers(6).shuffle(6, seed=1), numbers(14, 10)], seed=3

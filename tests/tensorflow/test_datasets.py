@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import stateful_random_ops
 
 import unbroken
 from unbroken.errors import StateMismatchError, UnsupportedStateError, UsageError
 from unbroken.frameworks.tensorflow import datasets
+from unbroken.frameworks.tensorflow.dataset_iterators import ResumableIterator
+from unbroken.frameworks.tensorflow.datasets import ResumableDataset
+from unbroken.frameworks.tensorflow.pipeline import Pipeline
 from unbroken.rundir.journal import read_events
 from unbroken.rundir.layout import events_file
 
@@ -91,10 +95,19 @@ def test_a_pipeline_without_an_order_is_told_before_its_first_batch(
     with unbroken.Run(tmp_path) as run:
         for _ in run.epochs(1):
             run.batches(numbers().with_options(options)).__iter__()
+            run.batches(numbers(6).shuffle(6, seed=1).concatenate(numbers(12, 6))).__iter__()
             run.batches(second).__iter__()
     lines = said(capsys)
+    assert len(lines) == 2
     assert "deterministic=False" in lines[0]
     assert "shuffle comes second in concatenate" in lines[1]
+
+
+@pytest.mark.parametrize("of", [lambda one: {"a": one, "b": numbers()}, lambda one: (numbers(), (one,))])
+def test_what_is_zipped_is_looked_at_whatever_structure_it_is_in(of: Callable[[Any], Any]) -> None:
+    assert Pipeline(Dataset.zip(of(numbers().shuffle(5, seed=1)))).lives_on
+    (said_of_it,) = Pipeline(Dataset.zip(of(numbers().shuffle(5)))).hazards()
+    assert "shuffle has no seed" in said_of_it
 
 
 def test_what_has_no_state_is_said_when_training_begins_and_read_again(
@@ -152,6 +165,30 @@ def test_an_iterator_that_the_script_keeps_goes_on_from_epoch_to_epoch(tmp_path:
     assert found == [(number // 4, batch) for number, batch in enumerate(whole)]
 
 
+def test_what_the_script_draws_from_its_own_iterator_is_not_given_again() -> None:
+    mine = iter(numbers())
+    reader = ResumableIterator(mine)
+    batches = reader.iterate()
+    assert [int(next(batches)), int(next(mine))] == [0, 1]
+    resumed = ResumableIterator(iter(numbers()))
+    resumed.restore(reader.state())
+    assert int(next(resumed.iterate(inside_epoch=True))) == 2
+
+
+def test_that_reading_and_training_draw_in_turn_is_said_in_the_first_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = stateful_random_ops.global_generator
+    tf.random.set_global_generator(tf.random.Generator.from_seed(1))
+    try:
+        drawn = numbers().map(lambda number: tf.random.get_global_generator().uniform(()))
+        for _ in ResumableDataset(drawn).iterate():
+            tf.random.get_global_generator().uniform(())
+    finally:
+        stateful_random_ops.global_generator = before
+    assert [line for line in said(capsys) if "and so does training in between" in line]
+
+
 def test_an_iterator_without_a_state_is_refused_before_a_batch_is_taken(tmp_path: Path) -> None:
     iterator = iter(Dataset.from_generator(counted, output_signature=ELEMENT))
     with pytest.raises(UnsupportedStateError, match="flat_map calls Python") as refused:
@@ -185,6 +222,7 @@ def test_a_cache_in_a_file_that_was_not_complete_is_completed(tmp_path: Path) ->
     assert first + consumed(tmp_path / "run", build("cache")) == iterated(build("reference"))
 
 
+@pytest.mark.chaos
 def test_several_datasets_of_one_epoch_go_on_side_by_side(tmp_path: Path) -> None:
     def attempt(directory: Path, stop_at: int) -> list[Any]:
         train, check = numbers().shuffle(10, seed=1).batch(3), numbers(4).shuffle(4, seed=2)

@@ -13,7 +13,10 @@ import pytest
 import tensorflow as tf
 
 import unbroken
-from unbroken.errors import StateMismatchError, UsageError
+from unbroken.errors import DamagedError, StateMismatchError, UsageError
+from unbroken.state.choices import Choices
+from unbroken.training import families
+from unbroken.training.importing import begin_from
 
 INPUTS = np.linspace(-1, 1, 24, dtype="float32").reshape(6, 4)
 TARGETS = np.linspace(0, 1, 12, dtype="float32").reshape(6, 2)
@@ -121,6 +124,153 @@ def test_moments_of_another_kind_of_optimizer_are_not_taken_for_its_own(tmp_path
         unbroken.Run(tmp_path / "run", start_from=prefix, **build(kind=keras.optimizers.Lion)),
     ):
         pass
+
+
+def small(kind: Any = keras.optimizers.Adam, rate: float = 0.1, value: float = 0.0) -> dict[str, Any]:
+    """Return a model of one weight that is compiled with an optimizer, which has run `value` times."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, name="only")])
+    model.compile(kind(rate), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.iterations.assign(int(value))
+    model.set_weights([np.full((1, 1), value, "float32")])
+    return {"model": model, "optimizer": model.optimizer}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = tmp_path_factory.mktemp("compiled") / "ckpt"
+    return str(tf.train.Checkpoint(**small(value=5.0)).save(str(prefix)))
+
+
+def test_an_optimizer_begins_fresh_also_where_the_model_is_compiled_with_it(
+    compiled: str, tmp_path: Path
+) -> None:
+    for kind in (keras.optimizers.Adam, keras.optimizers.SGD):
+        parts, where = small(kind, rate=0.25), tmp_path / kind.__name__
+        with unbroken.Run(where, start_from=compiled, fresh=["optimizer"], **parts) as run:
+            assert run.started_from
+            assert run.started_from.fresh == ("optimizer",)
+            assert parts["model"].get_weights()[0].tolist() == [[5.0]]
+            assert int(parts["optimizer"].iterations) == 0
+            assert float(parts["optimizer"].learning_rate) == 0.25
+
+
+def test_what_a_part_gets_is_counted_for_it_also_where_another_part_holds_it(
+    compiled: str, tmp_path: Path
+) -> None:
+    parts = small()
+    with unbroken.Run(tmp_path / "run", start_from=compiled, **parts) as run:
+        assert run.started_from is not None
+        assert run.started_from.fresh == ()
+        counts = {name: amount.tensors for name, amount in run.started_from.parts.items()}
+    assert counts == {"model": 1, "optimizer": 4}
+    assert int(parts["optimizer"].iterations) == 5
+
+
+def test_the_learning_rate_of_the_checkpoint_counts_unless_it_is_overridden_and_is_said(
+    compiled: str, tmp_path: Path
+) -> None:
+    parts = small(rate=0.25)
+    with unbroken.Run(tmp_path / "one", start_from=compiled, **parts) as run:
+        assert float(parts["optimizer"].learning_rate) == pytest.approx(0.1)
+        words = "\n".join(run.started_from.lines() if run.started_from else [])
+    assert "optimizer.learning_rate: 0.1 as in the checkpoint, the script set 0.25" in words
+    assert "beta_1" in words
+    override, parts = ["optimizer.learning_rate"], small(rate=0.25)
+    with unbroken.Run(tmp_path / "two", start_from=compiled, override=override, **parts) as run:
+        assert float(parts["optimizer"].learning_rate) == 0.25
+        words = "\n".join(run.started_from.lines() if run.started_from else [])
+    assert "optimizer.learning_rate: as the script set it" in words
+
+
+@pytest.mark.parametrize(
+    "kind", [keras.optimizers.AdamW, pytest.param(keras.optimizers.RMSprop, marks=pytest.mark.chaos)]
+)
+def test_another_class_of_optimizer_is_refused_where_it_has_attributes_of_the_same_names(
+    compiled: str, tmp_path: Path, kind: Any
+) -> None:
+    with (
+        pytest.raises(StateMismatchError, match="optimizer: it is adam in the checkpoint, and"),
+        unbroken.Run(tmp_path / "run", start_from=compiled, **small(kind)),
+    ):
+        pass
+
+
+def test_a_rename_that_gives_two_parts_one_name_is_refused(tmp_path: Path) -> None:
+    raw, both = tf.Variable(0.0), tf.train.Checkpoint(raw=tf.Variable(1.0), ema=tf.Variable(2.0))
+    prefix = both.save(str(tmp_path / "ckpt"))
+    with (
+        pytest.raises(UsageError, match="several that become 'raw'"),
+        unbroken.Run(tmp_path / "run", start_from=prefix, rename={"ema": "raw"}, raw=raw),
+    ):
+        pass
+    apart = {"ema": "raw", "raw": "before"}
+    with unbroken.Run(tmp_path / "run", start_from=prefix, rename=apart, allow=["before"], raw=raw):
+        assert float(raw) == 2.0
+
+
+def test_what_tensorflow_saves_for_no_object_is_missing_and_not_taken_for_whole(tmp_path: Path) -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.hidden = tf.Variable(1.0)
+
+    class Holder(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.plain = tf.Variable(1.0), Plain()
+
+    class Blocks(keras.Model):
+        def __init__(self, names: str) -> None:
+            super().__init__()
+            self.blocks = {name: keras.layers.Dense(1, use_bias=False) for name in names}
+            self.head = keras.layers.Dense(1, use_bias=False)
+            for layer in (*self.blocks.values(), self.head):
+                layer.build((None, 1))
+            self.built = True
+
+    def parts(names: str) -> dict[str, Any]:
+        model, optimizer = Blocks(names), keras.optimizers.SGD(momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        return {"model": model, "optimizer": optimizer}
+
+    prefix = tf.train.Checkpoint(holder=Holder()).save(str(tmp_path / "plain"))
+    with (
+        pytest.raises(StateMismatchError, match=r"plain\.hidden: no object that TensorFlow saves leads to"),
+        unbroken.Run(tmp_path / "run", start_from=prefix, holder=Holder()),
+    ):
+        pass
+    prefix = tf.train.Checkpoint(**parts("ab")).save(str(tmp_path / "blocks"))
+    with (
+        pytest.raises(StateMismatchError) as refused,
+        unbroken.Run(tmp_path / "run", start_from=prefix, **parts("ba")),
+    ):
+        pass
+    assert refused.value.message.count("no object that TensorFlow saves leads to") == 2
+    assert refused.value.message.count("stands here in the checkpoint cannot be told") == 2
+
+
+def test_a_program_without_tensorflow_is_told_so(
+    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "_FAMILIES", ())
+    with pytest.raises(UsageError, match="expected TensorFlow, of whose objects"):
+        begin_from(Path(compiled), {"step": {"value": 1}}, Choices())
+
+
+def test_a_checkpoint_of_which_a_file_is_gone_is_damage(plain: str, tmp_path: Path) -> None:
+    Path(f"{plain}.data-00000-of-00001").unlink()
+    with (
+        pytest.raises(DamagedError, match="a whole checkpoint"),
+        unbroken.Run(tmp_path / "run", start_from=plain, line=Line(), step=tf.Variable(0)),
+    ):
+        pass
+
+
+def test_a_dictionary_of_variables_is_a_part_like_others(tmp_path: Path) -> None:
+    prefix = tf.train.Checkpoint(vars={"a": tf.Variable(1.0)}).save(str(tmp_path / "ckpt"))
+    variables = {"a": tf.Variable(0.0)}
+    with unbroken.Run(tmp_path / "run", start_from=prefix, vars=variables):
+        assert float(variables["a"]) == 1.0
 
 
 class Line(tf.Module):

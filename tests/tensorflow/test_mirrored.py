@@ -12,7 +12,7 @@ import pytest
 
 from unbroken import Run
 from unbroken.checkpoint.store import CheckpointStore
-from unbroken.errors import StateMismatchError
+from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.testing.runs import compare_runs
 
 from .. import quiet_tensorflow  # noqa: F401
@@ -47,6 +47,7 @@ def all_copies(training: Training) -> dict[str, list[bytes]]:
     return {name: [copy.numpy().tobytes() for copy in one.values] for name, one in named.items()}
 
 
+@pytest.mark.chaos
 def test_training_in_step_goes_on_bit_for_bit_in_every_copy(tmp_path: Path) -> None:
     whole = Training.built()
     train(whole, tmp_path / "whole", 11)
@@ -141,6 +142,33 @@ def test_weights_that_have_drifted_apart_are_said_so_once_and_kept_each(
     weights.kernel.assign(tf.ones(3))
     restore(tmp_path, weights=weights)
     assert copies(weights.kernel) == [[0.0] * 3, [0.0, 0.0, float(np.float32(1e-7))]]
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0), (True, False), (0.0, -0.0)], ids=str)
+def test_copies_that_differ_are_not_made_one_inside_a_dictionary(tmp_path: Path, values: Any) -> None:
+    with strategy_of().scope():
+        one = tf.Variable(values[0], trainable=False)
+    save(tmp_path / "alike", all={"one": one})
+    one.values[1].assign(values[1])
+    with pytest.raises(UnsupportedStateError, match=r"all/one: .* whose copies are not one value") as caught:
+        save(tmp_path / "unlike", all={"one": one})
+    assert "as a part of its own" in str(caught.value.hint)
+
+
+def test_copies_of_another_shape_are_left_like_all_that_was_allowed(tmp_path: Path) -> None:
+    def build(size: int) -> tf.Module:
+        module = tf.Module()
+        with strategy_of().scope():
+            module.kernel = tf.Variable(tf.zeros(size), trainable=False)
+        module.scale = tf.Variable(0.0)
+        return module
+
+    old, new = build(3), build(2)
+    old.kernel.values[1].assign([1.0, 2.0, 3.0])
+    old.scale.assign(5.0)
+    save(tmp_path, net=old)
+    restore(tmp_path, net=new, allow=["net.kernel"])
+    assert (copies(new.kernel), new.scale.numpy()) == ([[0.0, 0.0]] * 2, 5.0)
 
 
 def test_the_statistics_of_each_replica_follow_a_layer_to_its_new_name(tmp_path: Path) -> None:

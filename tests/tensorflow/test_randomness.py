@@ -42,6 +42,7 @@ def test_generators_are_kept_as_parts_and_inside_of_them_and_set_in_place(tmp_pa
         restore(tmp_path, one=tf.random.Generator.from_seed(1, alg="threefry"), module=live)
 
 
+@pytest.mark.chaos
 def test_nobody_makes_the_global_generator_to_look_at_it(tmp_path: Path) -> None:
     from tensorflow.python.ops import stateful_random_ops
 
@@ -70,15 +71,29 @@ def test_random_operations_in_functions_are_named_with_what_to_do(
         weight.assign_add(tf.random.uniform([]) + tf.reduce_sum(tf.nn.dropout(tf.ones(3), 0.5)))
 
     @tf.function
+    def looped_step(count: tf.Tensor) -> None:
+        for _ in tf.range(count):
+            weight.assign_add(tf.random.uniform([]))
+
+    @tf.function
+    def branched_step(count: tf.Tensor) -> None:
+        weight.assign_add(tf.cond(count > 1, lambda: tf.random.normal([]), lambda: 0.0))
+
+    @tf.function
     def sound_step() -> None:
         weight.assign_add(generator.uniform([]) + tf.random.stateless_uniform([], (1, 2)))
 
     with unbroken.Run(tmp_path, weight=weight, generator=generator) as run:
         for _ in range(3):
             noisy_step()
+            looped_step(tf.constant(2))
+            branched_step(tf.constant(2))
             sound_step()
             run.step()
-    lines = [line for line in capsys.readouterr().err.splitlines() if "random operations" in line]
+    found = [line for line in capsys.readouterr().err.splitlines() if "random operations" in line]
+    lines = [line for line in found if "ed_step" not in line]
+    assert [line for line in found if "function looped_step: while/random_uniform/RandomUniform" in line]
+    assert [line for line in found if "function branched_step: cond/random_normal/RandomStandard" in line]
     assert len([line for line in lines if "noisy_step" in line]) == 1
     assert "dropout/random_uniform/RandomUniform, random_uniform/RandomUniform" in lines[0]
     assert "draw from a tf.random.Generator that is a part" in lines[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .. import quiet_tensorflow  # noqa: F401  isort: skip
 
+import re
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 
 import unbroken
 from unbroken.cli.main import main
-from unbroken.errors import DamagedError, StateMismatchError, UsageError
+from unbroken.errors import DamagedError, StateMismatchError, StorageError, UsageError
 from unbroken.training.warm_sources import is_kept_for_training
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -153,6 +155,74 @@ def test_a_module_of_tensorflow_takes_the_part_of_a_checkpoint_that_is_named(tmp
         unbroken.warm_start(module, prefix, part="three")
 
 
+def test_several_objects_that_fit_alike_are_refused_until_one_is_named(tmp_path: Path) -> None:
+    prefix = tf.train.Checkpoint(one=Affine(1.0), two=Affine(2.0)).save(str(tmp_path / "ckpt"))
+    with pytest.raises(UsageError, match="one of one, two, which fit the model alike"):
+        unbroken.warm_start(Affine(0.0), prefix)
+    assert unbroken.warm_start(Affine(0.0), prefix, part="one").source.endswith("ckpt-1 (one)")
+
+
+def test_a_part_of_what_has_none_is_refused(source: Path) -> None:
+    with pytest.raises(UsageError, match="which has one model"):
+        unbroken.warm_start(build(), source / "x.weights.h5", part="model")
+
+
+def test_a_type_that_no_model_takes_is_in_nobodys_way_and_named_where_it_is_wanted(tmp_path: Path) -> None:
+    class Wide(Affine):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.wide = tf.Variable(tf.constant([1 + 2j], tf.complex128))
+
+    prefix = tf.train.Checkpoint(net=Wide()).save(str(tmp_path / "ckpt"))
+    module = Affine(0.0)
+    report = unbroken.warm_start(module, prefix, allow=["wide"])
+    assert [str(item) for item in report.allowed] == ["wide: the model lacks it"]
+    assert module.bias.numpy().tolist() == [1.0, 1.0]
+    with pytest.raises(StorageError, match="complex128"):
+        unbroken.warm_start(module, prefix, rename={"wide": "bias", "bias": "other"})
+
+
+class Tied(keras.layers.Layer):
+    def __init__(self, embedding: keras.layers.Embedding) -> None:
+        super().__init__()
+        self.table = embedding.embeddings
+
+    def call(self, inputs: Any) -> Any:
+        return inputs @ keras.ops.transpose(self.table)
+
+
+def tied(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    inputs, embedding = keras.Input((3,), dtype="int32"), keras.layers.Embedding(5, 2)
+    embedding.build()
+    return keras.Model(inputs, Tied(embedding)(embedding(inputs)))
+
+
+def test_weights_that_layers_share_are_written_for_each_and_taken_once(tmp_path: Path) -> None:
+    old = tied(1)
+    with unbroken.Run(tmp_path / "run", model=old) as run:
+        run.step(loss=1.0)
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.weights.h5")]) == 0
+    old.save_weights(tmp_path / "own.weights.h5")
+    loaded = tied(2)
+    loaded.load_weights(tmp_path / "out.weights.h5")
+    assert weights_equal(loaded, old.get_weights())
+    for name in ("own", "out"):
+        started = tied(3)
+        unbroken.warm_start(started, tmp_path / f"{name}.weights.h5", allow=["unbroken.*", "unbroken/*"])
+        assert weights_equal(started, old.get_weights())
+
+
+def test_a_configuration_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.save(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file.attrs["model_config"] = "{bad"
+    with pytest.raises(DamagedError, match="a configuration in JSON"):
+        unbroken.warm_start(model, tmp_path / "x.h5")
+
+
 def saved_by_names(path: Path) -> str:
     """Write what a script of TensorFlow 1 leaves behind: a kernel, its moments, and the count of steps."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -181,6 +251,25 @@ def test_names_of_tensorflow_1_become_those_of_a_model_by_a_map(
     assert "dense" in capsys.readouterr().out
 
 
+def test_an_average_that_is_mapped_takes_the_place_of_what_it_is_of(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for name, value in (("w", 1.0), ("w/ExponentialMovingAverage", 7.0), ("w/offset", 3.0)):
+            tf.compat.v1.get_variable(name, initializer=value)
+        session.run(tf.compat.v1.global_variables_initializer())
+        prefix = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+
+    class Scalar(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(0.0)
+
+    scalar = Scalar()
+    unbroken.warm_start(scalar, prefix, rename={re.compile(r"/ExponentialMovingAverage$"): ""})
+    assert float(scalar.w) == 7.0
+    with pytest.raises(UsageError, match="found 'nonsense', which is none"):
+        unbroken.warm_start(scalar, prefix, rename={"nonsense": "w"})
+
+
 def test_what_savers_by_name_keep_for_optimizers_is_no_weight() -> None:
     names = {"a/kernel", "a/kernel/Adam", "a/kernel/Adam_1", "beta1_power", "global_step", "b/c"}
     assert {name for name in names if not is_kept_for_training(name, names)} == {"a/kernel", "b/c"}
@@ -203,6 +292,7 @@ def test_damage_is_found_before_anything_is_changed(source: Path, tmp_path: Path
     assert weights_equal(model, before)
 
 
+@pytest.mark.chaos
 def test_a_run_of_keras_becomes_a_file_that_load_weights_takes_and_that_starts_others(
     source: Path, tmp_path: Path
 ) -> None:

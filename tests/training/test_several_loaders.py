@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import unbroken
-from tests.some import some
+from tests.some import named, some
 from tests.training.test_position import Log, Loop, check_every_cut, loader, play, values
 from unbroken.errors import UnsupportedStateError
 
@@ -293,7 +293,7 @@ def wrappers() -> dict[str, Callable[[], Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", wrappers())
+@pytest.mark.parametrize("kind", some(named(wrappers()), one_in=2))
 def test_what_outlives_the_loader_that_is_built_around_it_goes_on(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,7 +322,7 @@ def test_a_number_that_a_resume_cannot_bring_back_is_told_once(
     assert capsys.readouterr().err.count("would not bring back sampler.epoch") == 1
 
 
-@pytest.mark.parametrize("kind", ["slots", "slots in the body", "frozen"])
+@pytest.mark.parametrize("kind", some(named(["slots", "slots in the body", "frozen"]), one_in=2))
 def test_a_loader_that_no_inventory_lists_goes_on(tmp_path: Path, kind: str) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
         train = with_generator("generator") if kind == "frozen" else Stream()
@@ -339,6 +339,7 @@ def test_a_loader_that_no_inventory_lists_goes_on(tmp_path: Path, kind: str) -> 
         gc.unfreeze()
 
 
+@pytest.mark.chaos
 def test_evaluations_that_build_workers_anew_do_not_pile_up(tmp_path: Path) -> None:
     def loop(run: unbroken.Run, log: Log, step: Callable[..., None]) -> None:
         train, data = loader(), TensorDataset(torch.arange(4))

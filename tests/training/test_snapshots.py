@@ -68,6 +68,7 @@ class TestDeath:
         assert names(tmp_path / "run") == ["step-00000007"]
         assert newest_step(tmp_path / "run") == 7
 
+    @pytest.mark.chaos
     def test_killed_at_random_steps_it_goes_on_from_the_last_snapshot_and_is_bit_identical(
         self, tmp_path: Path
     ) -> None:

@@ -156,6 +156,17 @@ class TestStrictness:
         unbroken.warm_start(again, tmp_path / "model.pt", rename=rename, cast=["*"])
         assert equal(model.double(), again)
 
+    def test_a_map_that_drops_a_tensor_or_is_of_no_name_is_refused(
+        self, tmp_path: Path, model: nn.Module
+    ) -> None:
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        save_file(model.state_dict(), tmp_path / "model.safetensors")
+        for name in ("model.pt", "model.safetensors"):
+            with pytest.raises(UsageError, match=r"several that become 'head\.bias'"):
+                unbroken.warm_start(build(), tmp_path / name, rename={"body.0.bias": "head.bias"})
+            with pytest.raises(UsageError, match="found 'heads', which is none"):
+                unbroken.warm_start(build(), tmp_path / name, rename={"heads": "head"})
+
     def test_a_source_of_which_nothing_fits_is_refused_whatever_is_allowed(
         self, tmp_path: Path, model: nn.Module
     ) -> None:

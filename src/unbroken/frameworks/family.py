@@ -30,7 +30,7 @@ class Watch(Protocol):
         ...
 
     def take_stepped(self) -> bool:
-        """Tell whether an optimizer has stepped since this was asked last."""
+        """Tell whether an optimizer has stepped since this was asked last; True where nobody can know."""
         ...
 
     def lost(self) -> list[tuple[str, bool]]:
@@ -64,10 +64,12 @@ class Family:
         """Return the weights of a model, to be compared and filled; None if it is none."""
         return None
 
-    def begin_from(self, source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]) -> Any:
+    def begin_from(
+        self, source: Path, parts: Mapping[str, object], new_name: Callable[[str], str], choices: Choices
+    ) -> Any:
         """Return what a checkpoint of this framework's own holds for `parts`, or None if it is none.
 
-        `new_name` gives for the names there those of the parts.
+        `new_name` gives for the names there those of the parts. Parts that are `fresh` are left alone.
         """
         return None
 

@@ -71,18 +71,22 @@ class Hdf5Target(Target):
         places, others = keras_places(reader), distinct(tensors)
         if places:
             others = {path: f"{_BESIDE}/{place}" for path, place in others.items()}
-        named = {places.get(path, others[path]): tensor for path, tensor in tensors.items()}
+        named = {places.get(path, [others[path]])[0]: tensor for path, tensor in tensors.items()}
+        links = {link: first for first, *more in places.values() for link in more if first in named}
         # It has no name, so that it is gone whatever happens.
         with tempfile.TemporaryFile(dir=target.absolute().parent) as scratch:
-            offsets = _lay_out(scratch, named)
+            offsets = _lay_out(scratch, named, links)
             for place, tensor in named.items():
                 if offsets[place] is not None:
                     _write_at(scratch.fileno(), tensor.data, offsets[place])
             return storage.write(target.name, _pieces(scratch.fileno()))
 
 
-def keras_places(reader: CheckpointReader) -> dict[str, str]:
-    """Return where Keras looks for the weights of the one model of Keras in a checkpoint of ours, by path."""
+def keras_places(reader: CheckpointReader) -> dict[str, list[str]]:
+    """Return where Keras looks for the weights of the one model of Keras in a checkpoint of ours, by path.
+
+    There are several places for what several layers have.
+    """
     handlers = reader.facts.get("handlers", {})
     models = [name for name, handler in handlers.items() if handler == _MODEL]
     state = reader.values.get(models[0], {}) if len(models) == 1 else {}
@@ -90,7 +94,8 @@ def keras_places(reader: CheckpointReader) -> dict[str, str]:
     variables = [item["$tensor"] for name, item in state.items() if not name.startswith("(")]
     if len(layout) != len(variables):
         return {}
-    return {path: str(place) for path, place in zip(variables, layout, strict=True) if place}
+    paired = zip(variables, layout, strict=True)
+    return {path: place if isinstance(place, list) else [str(place)] for path, place in paired if place}
 
 
 def distinct(paths: Iterable[str]) -> dict[str, str]:
@@ -111,11 +116,18 @@ def distinct(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _lay_out(file: Any, tensors: Mapping[str, UnreadTensor]) -> dict[str, int | None]:
-    """Write the headers of a file of `tensors`; return where the bytes of each go, None if it has none."""
+def _lay_out(
+    file: Any, tensors: Mapping[str, UnreadTensor], links: Mapping[str, str]
+) -> dict[str, int | None]:
+    """Write the headers of a file of `tensors`; return where the bytes of each go, None if it has none.
+
+    `links` are further places by which some of them are found.
+    """
     h5py = _library()
     with h5py.File(file, "w") as made:
         created = {place: _create(h5py, made, place, tensor) for place, tensor in tensors.items()}
+        for link, first in links.items():
+            _group(made, link)[link.rpartition("/")[2]] = made[first]
         made.flush()
         return {place: dataset.get_offset() for place, dataset in created.items()}
 

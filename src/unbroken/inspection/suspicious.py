@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from unbroken.errors import StorageError
 from unbroken.inspection.doctor import Advice
 from unbroken.inspection.formats.base import CheckpointReader
 from unbroken.inspection.statistics import Statistics, statistics
@@ -17,9 +18,29 @@ _LARGE_IN_FLOAT16 = 32_752.0
 
 
 def advise_on_values(reader: CheckpointReader) -> list[Advice]:
-    """Read every tensor and return what is to be known of their numbers. Raises DamagedError."""
-    found = {path: statistics(reader, path) for path in reader.tensors}
-    return [*_of({path: one for path, one in found.items() if one is not None}, reader)]
+    """Read every tensor that can be read, and return what is to be known of their numbers.
+
+    Raises DamagedError.
+    """
+    found, unread = dict[str, Statistics](), dict[str, str]()
+    for path in reader.tensors:
+        try:
+            one = statistics(reader, path)
+        except StorageError as error:
+            unread[path] = error.message
+        else:
+            found |= {} if one is None else {path: one}
+    return [*_of(found, reader), *_of_unread(unread)]
+
+
+def _of_unread(unread: dict[str, str]) -> Iterator[Advice]:
+    if unread:
+        yield Advice(
+            severity="note",
+            text=f"the numbers of {len(unread)} tensors could not be read",
+            evidence=_names([*unread.values()]),
+            remedy="nothing is said of these",
+        )
 
 
 def _of(found: dict[str, Statistics], reader: CheckpointReader) -> Iterator[Advice]:

@@ -75,7 +75,7 @@ class Hdf5File:
         self.attributes: dict[str, dict[str, Any]] = {}
         self.problems: list[tuple[str, str]] = []
         self.notes: list[str] = []
-        self._read, self._size_bytes, self._where = read, size_bytes, where
+        self._read, self._size_bytes, self.where = read, size_bytes, where
         self._headers = _Headers(read, size_bytes, where)
         self._soft: list[tuple[str, str]] = []
         self._walk()
@@ -85,7 +85,7 @@ class Hdf5File:
         """Return the numbers of an array as they lie in the file. Raises DamagedError, StorageError."""
         array = self.arrays[path]
         if array.unread:
-            raise unreadable(f"{self._where}: {path}", array.unread)
+            raise unreadable(f"{self.where}: {path}", array.unread)
         if not array.size_bytes:
             return bytearray()
         if array.layout.data is not None:
@@ -117,7 +117,7 @@ class Hdf5File:
                     queue.extend((to, name, depth + 1) for name, to in self._links(path, found))
             except _BROKEN + self._headers.errors as error:
                 if not path:
-                    raise damaged(self._where, "a whole HDF5 file", _words(error)) from error
+                    raise damaged(self.where, "a whole HDF5 file", _words(error)) from error
                 self.problems.append((path, f"cannot be read: {_words(error)}"))
 
     def _links(self, path: str, found: Any) -> Iterator[tuple[str, int]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from unbroken.interchange.files import damaged
 from unbroken.interchange.hdf5 import Hdf5File
 
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -51,7 +52,7 @@ class Contents:
 
 
 def contents(file: Hdf5File) -> Contents:
-    """Return which variable each array of a file is."""
+    """Return which variable each array of a file is. Raises DamagedError."""
     for place in ("", "model_weights"):
         if "layer_names" in file.attributes.get(place, {}):
             return _legacy(file, place)
@@ -176,8 +177,15 @@ def _legacy(file: Hdf5File, place: str) -> Contents:
         paths=paths,
         layers={name: name for name in _texts(file.attributes.get(place, {}).get("layer_names"))},
         facts=facts,
-        config=config_of(config.encode()) if isinstance(config, str) else None,
+        config=_config_in(file, config) if isinstance(config, str) else None,
     )
+
+
+def _config_in(file: Hdf5File, config: str) -> Any:
+    try:
+        return config_of(config.encode())
+    except ValueError as error:
+        raise damaged(file.where, "a configuration in JSON", str(error)) from error
 
 
 def _named(file: Hdf5File, place: str, part: str) -> Iterator[tuple[str, str]]:

@@ -112,7 +112,7 @@ class Encoder:
         if kind in (bytes, bytearray):
             return self._bytes
         if issubclass(kind, TensorSource):
-            return partial(self._tensor, "host")
+            return self._source
         return self._named_class
 
     def _library_value(self, codec: LeafCodec, value: object, path: str) -> Json:
@@ -124,6 +124,9 @@ class Encoder:
         if isinstance(encoded, _JSON_TYPES):
             return {f"${codec.root}": encoded}
         return self._tensor(encoded.library or codec.root, encoded, path)
+
+    def _source(self, source: TensorSource, path: str) -> Json:
+        return self._tensor(source.library or "host", source, path)
 
     def _tensor(self, library: str, source: TensorSource, path: str) -> Json:
         return {"$tensor": self._table.add(path, source, keep_alias=self._keep_aliases), "as": library}

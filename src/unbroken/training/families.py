@@ -87,9 +87,9 @@ class _Watches:
         return any(watch.has_news for watch in self._watches)
 
     def take_stepped(self) -> bool:
-        # Each is asked: it forgets what it has told.
+        # Each is asked: it forgets what it has told. One that cannot know leaves it to the others.
         stepped = [watch.take_stepped() for watch in self._watches]
-        return any(stepped)
+        return all(stepped)
 
     def lost(self) -> list[tuple[str, bool]]:
         return [found for watch in self._watches for found in watch.lost()]
@@ -189,9 +189,11 @@ def without_wrappers(tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from torch_weights.without_wrappers(tensors)
 
 
-def begin_from(source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]) -> Any:
+def begin_from(
+    source: Path, parts: Mapping[str, object], new_name: Callable[[str], str], choices: Choices
+) -> Any:
     """Return what a checkpoint of a framework's own holds for `parts`, None if no framework reads it."""
-    starts = (family.begin_from(source, parts, new_name) for family in _loaded())
+    starts = (family.begin_from(source, parts, new_name, choices) for family in _loaded())
     return next((found for found in starts if found is not None), None)
 
 

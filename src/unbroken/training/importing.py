@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import StateMismatchError, UsageError
+from unbroken.interchange.tf_place import find_bundle
 from unbroken.state.choices import Choices
 from unbroken.state.handlers import Difference
 from unbroken.training import families
@@ -62,7 +63,12 @@ def begin_from(source: Path, parts: Mapping[str, object], choices: Choices) -> S
     no such checkpoint, DamagedError if its bytes are not what was saved; then nothing was changed.
     """
     wanted = {name: value for name, value in parts.items() if name not in choices.fresh}
-    found = families.begin_from(source, wanted, renaming(choices.rename))
+    found = families.begin_from(source, parts, renaming(choices.rename), choices)
+    if found is None and find_bundle(source) is not None:
+        raise UsageError(
+            f"Run: expected TensorFlow, of whose objects {source} is a checkpoint, found it is not in use",
+            hint="import it before; weights alone go into a model of every framework by warm_start",
+        )
     if found is None:
         raise UsageError(
             f"Run: expected start_from= to be a checkpoint of tf.train.Checkpoint, found {source}"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from unbroken.errors import UsageError
 from unbroken.interchange import keras_files
-from unbroken.interchange.files import RegularFile, damaged
+from unbroken.interchange.files import RegularFile, damaged, unreadable
 from unbroken.interchange.hdf5 import MAGIC, Hdf5File
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import VALUE, ObjectGraph, read_graph
 from unbroken.interchange.tf_place import find_bundle
-from unbroken.state.tensors import HostTensor
+from unbroken.state.tensors import ITEM_BYTES, HostTensor
 from unbroken.training.adaptation import Rename
 
 _ZIP = b"PK\x03\x04"
@@ -58,36 +58,76 @@ class NamesObjects(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelled:
-    """A tensor of a file: `spellings` are what it may be called, in the same order for all in the file."""
+    """A tensor of a file: `spellings` are what it may be called, in the same order for all in the file.
 
+    `key` is where it lies.
+    """
+
+    key: str
     load: Callable[[], HostTensor]
     spellings: tuple[str, ...]
 
 
 Tensors = list[Spelled]
+# By the names of the objects that have them, empty for all that the source holds.
+Sources = list[tuple[str, Tensors]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """What of a source a model has: `tensors` by its names, and `others` that it lacks."""
+
+    where: str
+    tensors: Mapping[str, HostTensor]
+    others: tuple[str, ...]
 
 
 def read_keras_or_tensorflow(
     path: Path, weights: Weights, part: str | None, new_name: Rename
-) -> tuple[str, dict[str, HostTensor]] | None:
-    """Return what `path` is called and the weights in it by name, None if it is no file of either library.
+) -> Fitting | None:
+    """Return the weights in `path` by name, None if it is no file of either library.
 
     Of the spellings of names that one counts by which the model has most of them; what `new_name` changes
     goes before. Raises UsageError, DamagedError and StorageError.
     """
-    found = _keras(path, weights) or _tensorflow(path, weights, part)
+    found = _keras(path, weights, part) or _tensorflow(path, weights, part, new_name)
     if found is None:
         return None
-    where, choices = found
-    best: dict[str, Spelled] = {}
-    most = -1
-    for tensors in choices:
-        for style in range(len(tensors[0].spellings) if tensors else 0):
-            named = _named(tensors, style, new_name, where)
-            count = sum(name in weights.tensors for name in named)
-            if count > most:
-                best, most = named, count
-    return where, {name: tensor.load() for name, tensor in best.items()}
+    where, sources = found
+    known = weights.tensors
+    named = {
+        source: max(
+            (_named(tensors, style, new_name, where) for style in range(len(tensors[0].spellings))),
+            key=lambda names: sum(name in known for name in names),
+        )
+        for source, tensors in sources
+        if tensors
+    }
+    chosen = _best_of(named, known, where)
+    best = named.get(chosen, {})
+    return Fitting(
+        where=f"{where} ({chosen})" if chosen else where,
+        tensors={name: tensor.load() for name, tensor in best.items() if name in known},
+        others=tuple(name for name in best if name not in known),
+    )
+
+
+def _best_of(named: Mapping[str, Mapping[str, Spelled]], known: Container[str], where: str) -> str:
+    """Return of what the model has most tensors. Raises UsageError if several fit it alike."""
+    fitting = {
+        source: {(name, tensor.key) for name, tensor in tensors.items() if name in known}
+        for source, tensors in named.items()
+    }
+    most = max(map(len, fitting.values()), default=0)
+    best = [source for source, tensors in fitting.items() if len(tensors) == most]
+    best.sort(key=lambda source: len(named[source]))
+    if most and any(fitting[source] != fitting[best[0]] for source in best):
+        raise UsageError(
+            f"warm_start: {where}: expected part= to be one of {', '.join(filter(None, best))}, which fit "
+            "the model alike, found none",
+            hint="say which is meant",
+        )
+    return best[0] if best else ""
 
 
 def _named(tensors: Tensors, style: int, new_name: Rename, where: str) -> dict[str, Spelled]:
@@ -95,8 +135,8 @@ def _named(tensors: Tensors, style: int, new_name: Rename, where: str) -> dict[s
     usual = Counter(tensor.spellings[style] for tensor in tensors)
     for tensor in tensors:
         own = tensor.spellings[style]
-        changed = (new for name in tensor.spellings if name and (new := new_name(name)) != name)
-        name = next(changed, own if own and usual[own] == 1 else tensor.spellings[0])
+        changed = _changed(tensor.spellings, new_name)
+        name = changed[0] if changed else own if own and usual[own] == 1 else tensor.spellings[0]
         if name in found:
             raise UsageError(
                 f"warm start from {where}: expected names that differ, found several tensors for {name}",
@@ -106,13 +146,18 @@ def _named(tensors: Tensors, style: int, new_name: Rename, where: str) -> dict[s
     return found
 
 
+def _changed(spellings: Iterable[str], new_name: Rename) -> list[str]:
+    """Return what the rules of the user make of a name that is spelled like this."""
+    return [new for name in spellings if name and (new := new_name(name)) != name]
+
+
 def _spelled(path: str, *others: str) -> tuple[str, ...]:
     """Return the usual spellings of a name that is made of segments with slashes between."""
     bare = path.removesuffix(":0")
     return (path, f"{bare}:0" if bare == path else bare, bare.replace("/", "."), *others)
 
 
-def _keras(path: Path, weights: object) -> tuple[str, list[Tensors]] | None:
+def _keras(path: Path, weights: object, part: str | None) -> tuple[str, Sources] | None:
     if not path.is_file():
         return None
     file = RegularFile(path)
@@ -126,12 +171,22 @@ def _keras(path: Path, weights: object) -> tuple[str, list[Tensors]] | None:
         return None
     for place, problem in hdf5.problems:
         raise damaged(f"{path}: {place or '/'}", "a whole file", problem)
-    return str(path), [_weights_in(hdf5, weights, path)]
+    _refuse(part, f"{path}, a file of Keras, which has one model")
+    return str(path), [("", _weights_in(hdf5, weights, path))]
+
+
+def _refuse(part: str | None, source: str) -> None:
+    if part is not None:
+        raise UsageError(
+            f"warm_start: expected part= for a source with several, found it for {source}",
+            hint="leave it out",
+        )
 
 
 def _weights_in(hdf5: Hdf5File, weights: object, path: Path) -> Tensors:
     names = weights.names_in_file() if isinstance(weights, NamesFiles) else {}
-    found = []
+    found: Tensors = []
+    tied: dict[str, Spelled] = {}
     for name, place in keras_files.model_weights(keras_files.contents(hdf5)).items():
         array = hdf5.arrays[place]
 
@@ -145,8 +200,18 @@ def _weights_in(hdf5: Hdf5File, weights: object, path: Path) -> Tensors:
                 )
             return HostTensor(kind.dtype, shape, memoryview(data))
 
-        if not array.unread or array.kind.dtype is not None:
-            found.append(Spelled(load=load, spellings=_spelled(name, names.get(place, ""))))
+        if array.unread and array.kind.dtype is None:
+            continue
+        mine = names.get(place, "")
+        tensor = Spelled(key=place, load=load, spellings=_spelled(name, mine))
+        first = tied.setdefault(mine, tensor) if mine else tensor
+        if first is tensor:
+            found.append(tensor)
+        elif bytes(first.load().data) != bytes(load().data):
+            raise UsageError(
+                f"{path}: expected {first.key} and {place}, one weight of the model, to be equal",
+                hint="the model that it was made of had two; found are other bytes",
+            )
     return found
 
 
@@ -170,7 +235,9 @@ def _stored_weights(path: Path) -> bytes:
         raise damaged(f"{path}: {keras_files.WEIGHTS}", "the bytes that were written", f"{error}") from error
 
 
-def _tensorflow(path: Path, weights: object, part: str | None) -> tuple[str, list[Tensors]] | None:
+def _tensorflow(
+    path: Path, weights: Weights, part: str | None, new_name: Rename
+) -> tuple[str, Sources] | None:
     place = find_bundle(path)
     if place is None:
         return None
@@ -179,18 +246,38 @@ def _tensorflow(path: Path, weights: object, part: str | None) -> tuple[str, lis
         raise damaged(f"{where}: {problem.file}", "a whole checkpoint", problem.problem)
     graph = read_graph(bundle)
     if graph is None:
-        names = [key for key, entry in bundle.entries.items() if entry.element.is_number]
-        kept = [name for name in names if not is_kept_for_training(name, set(names))]
-        return where, [[Spelled(load=_loader(bundle, name), spellings=_spelled(name)) for name in kept]]
+        _refuse(part, f"{where}, which has names alone")
+        return where, [("", _by_names(bundle, weights, new_name))]
     children = graph.nodes[0].children
     if part is not None and part not in children:
         raise UsageError(
             f"warm_start: expected part= to be one of {', '.join(children)}, found {part!r}",
             hint="`unbroken inspect` lists what a checkpoint holds",
         )
-    nodes = [0, *children.values()] if part is None else [children[part]]
-    found = [_below(bundle, graph, node, weights) for node in nodes]
-    return where, [tensors for tensors in found if tensors]
+    nodes = {"": 0, **children} if part is None else {part: children[part]}
+    return where, [(name, _below(bundle, graph, node, weights)) for name, node in nodes.items()]
+
+
+def _by_names(bundle: TfBundle, weights: Weights, new_name: Rename) -> Tensors:
+    """Return what a saver by names kept, without what it kept for training.
+
+    What becomes a weight of the model is one all the same, as an average that takes the place of its owner.
+    """
+    names = {key: _spelled(key) for key, entry in bundle.entries.items() if entry.element.is_number}
+    left_out = set()
+    for name, spellings in names.items():
+        if not is_kept_for_training(name, names):
+            continue
+        owner, changed = name.rpartition("/")[0], _changed(spellings, new_name)
+        if not any(known in weights.tensors for known in (*changed[:1], *spellings)):
+            left_out.add(name)
+        elif changed and changed[0] in names.get(owner, ()) and not _changed(names[owner], new_name):
+            left_out.add(owner)
+    return [
+        Spelled(key=name, load=_loader(bundle, name), spellings=spellings)
+        for name, spellings in names.items()
+        if name not in left_out
+    ]
 
 
 def is_kept_for_training(name: str, names: Container[str]) -> bool:
@@ -219,7 +306,8 @@ def _below(bundle: TfBundle, graph: ObjectGraph, root: int, weights: object) -> 
                 continue
             full = full_names.get(attribute.key, "")
             spellings = (*_spelled(path), *(_spelled(full) if full else ("", "", "")), name or "")
-            found.append(Spelled(load=_loader(bundle, attribute.key), spellings=spellings))
+            load = _loader(bundle, attribute.key)
+            found.append(Spelled(key=attribute.key, load=load, spellings=spellings))
     return found
 
 
@@ -239,6 +327,8 @@ def _without_optimizers(graph: ObjectGraph, root: int) -> Iterator[tuple[str, in
 def _loader(bundle: TfBundle, key: str) -> Callable[[], HostTensor]:
     def load() -> HostTensor:
         entry = bundle.entries[key]
+        if entry.dtype not in ITEM_BYTES:
+            raise unreadable(key, f"{entry.element.name} is read for no model")
         return HostTensor(entry.dtype, entry.shape, memoryview(bundle.read(key)))
 
     return load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -97,17 +97,30 @@ def warm_start(
             f"warm_start: expected a torch.nn.Module, a model of Keras or a tf.Module, found {type(model)}",
             hint="pass the model itself",
         )
-    new_name = renaming(allowed_by.rename)
+    rename_one, met = renaming(allowed_by.rename), set[str]()
+
+    def new_name(name: str) -> str:
+        met.add(name)
+        return rename_one(name)
+
     of_others = (
         None
         if isinstance(source, Checkpoint) or _is_ours(Path(source))
         else read_keras_or_tensorflow(Path(source), weights, part, new_name)
     )
-    where, tensors, is_foreign = _read(source, part) if of_others is None else (*of_others, False)
-    found = {name: weights.made_of(tensor) for name, tensor in tensors.items()}
     if of_others is None:
-        found = _named(found, weights.tensors, new_name, is_foreign=is_foreign)
-    differences = weights.differences(found)
+        where, tensors, is_foreign = _read(source, part)
+        made = {name: weights.made_of(tensor) for name, tensor in tensors.items()}
+        found = _named(made, weights.tensors, new_name, is_foreign=is_foreign)
+    else:
+        where = of_others.where
+        found = {name: weights.made_of(tensor) for name, tensor in of_others.tensors.items()}
+    _refuse_unused(allowed_by.rename, met, where)
+    lacking = () if of_others is None else of_others.others
+    differences = [
+        *weights.differences(found),
+        *(Difference("unexpected", name, "the model lacks it") for name in lacking),
+    ]
     refused = [item for item in differences if not is_allowed(_MODEL, item, allowed_by)]
     apart = {item.name for item in differences if item.kind != "dtype"}
     fitting = {name: tensor for name, tensor in found.items() if name not in apart}
@@ -116,7 +129,8 @@ def warm_start(
         raise StateMismatchError(
             f"warm start from {where}: it does not fit the model; nothing was changed\n  "
             + "\n  ".join(lines),
-            hint="say by rename=, allow= or cast= what may differ",
+            hint="say by rename=, allow= or cast= what may differ"
+            + ("" if fitting else "; `unbroken inspect --tensors` lists the names in it"),
         )
     weights.fill(fitting)
     size = sum(tensor.nbytes for tensor in fitting.values())
@@ -133,11 +147,29 @@ def _named(
     found: dict[str, Any], known: Container[str], new_name: Rename, *, is_foreign: bool
 ) -> dict[str, Any]:
     """Return `found` by new names: those of a foreign file without wrappers, where more are `known` then."""
-    renamed = [
-        {new_name(name): tensor for name, tensor in candidate.items()}
-        for candidate in (families.without_wrappers(found) if is_foreign else (found,))
-    ]
-    return max(renamed, key=lambda names: sum(name in known for name in names))
+    candidates = [*families.without_wrappers(found)] if is_foreign else [found]
+    best = max(candidates, key=lambda names: sum(new_name(name) in known for name in names))
+    named: dict[str, Any] = {}
+    for name, tensor in best.items():
+        new = new_name(name)
+        if new in named:
+            raise UsageError(
+                f"warm_start: expected a rename= that keeps tensors apart, found several that become {new!r}",
+                hint="map each name to one of its own; what the model lacks is left out by allow=",
+            )
+        named[new] = tensor
+    return named
+
+
+def _refuse_unused(rename: Mapping[Any, str], names: Collection[str], where: str) -> None:
+    for old, new in rename.items():
+        # Longer than any rule makes it, so that a name that a rule leaves as it is counts, too.
+        marked = renaming({old: f"{new}'"})
+        if not any(marked(name) != name for name in names):
+            raise UsageError(
+                f"warm_start: {where}: expected a rename= of names in it, found {old!r}, which is none",
+                hint="`unbroken inspect --tensors` lists the names",
+            )
 
 
 def _read(source: str | os.PathLike[str] | Checkpoint, part: str | None) -> tuple[str, dict[str, Any], bool]:

@@ -9,6 +9,7 @@ import keras
 
 from unbroken.frameworks.family import Family
 from unbroken.frameworks.keras import finite, rates
+from unbroken.frameworks.keras.at_work import AtWork
 from unbroken.frameworks.keras.fit_data import FitBatches, FitData
 from unbroken.frameworks.keras.fit_state import FIT_PART, FitState
 from unbroken.frameworks.keras.metrics import MetricHandler
@@ -27,8 +28,10 @@ class KerasFamily(Family):
     """Keras, on whichever framework is below it."""
 
     def own_parts(self, parts: Mapping[str, object], choices: Choices) -> Mapping[str, object]:
-        compiled = (isinstance(part, keras.Model) and part.compiled for part in parts.values())
-        return {FIT_PART: FitState(choices)} if any(compiled) else {}
+        compiled = {
+            name: part for name, part in parts.items() if isinstance(part, keras.Model) and part.compiled
+        }
+        return {FIT_PART: FitState(choices, compiled)} if compiled else {}
 
     def handlers(self, parts: Mapping[str, object], choices: Choices) -> list[StateHandler]:
         first = FirstRates()
@@ -40,6 +43,9 @@ class KerasFamily(Family):
             VariableHandler(),
             ScheduleHandler(),
         ]
+
+    def watch(self, parts: Mapping[str, object]) -> AtWork:
+        return AtWork(parts)
 
     def lower_rates(
         self, parts: Mapping[str, object], factor: Callable[[], float]

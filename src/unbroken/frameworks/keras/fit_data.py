@@ -6,13 +6,14 @@ An epoch of fit is a pass over all of the data, or `steps_per_epoch` batches fro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.frameworks.keras.kept_batches import batch_as_kept, kept_batch
 from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
 
 
@@ -141,10 +142,16 @@ class NumberedBatches(FitData):
 
 
 class OneStream(FitData):
-    """A Python generator: it cannot go back, and another process reads again what was consumed of it."""
+    """A Python generator: it cannot go back, and another process reads again what was consumed of it.
 
-    def __init__(self, items: Iterator[Any], looks: dict[str, Any], steps_per_epoch: int | None) -> None:
+    `first` are batches that were taken of it before the fit began.
+    """
+
+    def __init__(
+        self, first: Sequence[Any], items: Iterator[Any], looks: dict[str, Any], steps_per_epoch: int | None
+    ) -> None:
         super().__init__(looks, steps_per_epoch)
+        self._first = list(first)
         self._items = items
         self._consumed = 0
         self._began_with: dict[str, Any] | None = None
@@ -156,12 +163,14 @@ class OneStream(FitData):
         self._began_with = self._began_with or capture_global_rng()
 
     def next_batch(self) -> Any:
-        batch = next(self._items)
+        batch = self._first[self._consumed] if self._consumed < len(self._first) else next(self._items)
         self._consumed += 1
         return batch
 
     def place(self) -> dict[str, Any]:
-        return {"consumed": self._consumed, "began_with": self._began_with}
+        # What was drawn for them was drawn before anybody knew of a fit: another process draws otherwise.
+        ahead = [kept_batch(batch) for batch in self._first[self._consumed :]]
+        return {"consumed": self._consumed, "began_with": self._began_with, "ahead": ahead}
 
     def go_to_place(self, place: dict[str, Any]) -> None:
         consumed = place["consumed"]
@@ -172,6 +181,8 @@ class OneStream(FitData):
                 "keras.utils.PyDataset or a tf.data.Dataset",
             )
         self._began_with = place["began_with"]
+        for at, kept in enumerate(place["ahead"], start=consumed):
+            self._first[at] = batch_as_kept(self._first[at], kept)
         with _process_generators_kept():
             # What the generator draws it drew before: from the same states.
             if self._began_with is not None and not self._consumed:
@@ -197,7 +208,6 @@ class Continued(FitData):
         self._make = make
         self._batches = make()
         self._iterator: Iterator[Any] | None = None
-        self._is_restored = False
 
     def begin_anew(self) -> None:
         self._iterator = self._batches.iterate()

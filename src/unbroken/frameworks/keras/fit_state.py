@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unbroken.state.choices import Choices
@@ -21,14 +23,30 @@ class LiveFit(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What decides which state an optimizer has: its class, and the variables that are trained, by id."""
+
+    optimizer: str
+    trained: Mapping[int, str]
+
+
+def compiled(model: Any) -> Compiled:
+    """Return how `model` is compiled now."""
+    trained = {id(variable): variable.path.replace("/", ".") for variable in model.trainable_variables}
+    return Compiled(optimizer=type(model.optimizer).__qualname__, trained=trained)
+
+
 class FitState:
     """What is known of model.fit: `kept` of a checkpoint, and `live` as soon as the callback has begun one.
 
-    `begun` counts the calls of fit in this process; `choices` are the user's.
+    `begun` counts the calls of fit in this process; `choices` are the user's. `entered` says how each model
+    was compiled as the run was entered, by the id of the model.
     """
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, models: Mapping[str, Any]) -> None:
         self.choices = choices
+        self.entered = {id(model): (name, compiled(model)) for name, model in models.items()}
         self.kept: dict[str, Any] = {}
         self.live: LiveFit | None = None
         self.begun = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from unbroken.frameworks.keras.adapted import in_short, vocabulary_of
 from unbroken.frameworks.keras.class_names import class_name
 from unbroken.frameworks.keras.plain import plain_items
 from unbroken.frameworks.keras.structure import places_of
@@ -15,6 +16,9 @@ from unbroken.state.tree import join
 
 CLASS, SETTINGS = "class", "settings"
 FROZEN = "frozen"
+# What a layer looks up, in short; what `adapt` made of it is in no configuration.
+VOCABULARY = "vocabulary_in_short"
+_LONGEST = 1000
 # Names are no settings, and which layers are frozen is told apart.
 _APART = frozenset({"name", "trainable", "dtype"})
 
@@ -30,13 +34,20 @@ def settings_of_layers(model: Any) -> dict[str, dict[str, Any]]:
 
 def _settings(layer: Any) -> dict[str, Any]:
     policy = {"dtype": layer.dtype_policy.name}
+    vocabulary = vocabulary_of(layer)
+    if vocabulary is not None:
+        policy[VOCABULARY] = vocabulary
     if isinstance(layer, keras.Model):
         return policy
     try:
         config = layer.get_config()
     except NotImplementedError:
         return policy
-    return policy | {key: item for key, item in plain_items(config).items() if key not in _APART}
+    plain = {key: item for key, item in plain_items(config).items() if key not in _APART}
+    return policy | {
+        key: in_short(item) if isinstance(item, list) and len(item) > _LONGEST else item
+        for key, item in plain.items()
+    }
 
 
 def layer_settings(model: Any, saved: Mapping[str, Any], place: str) -> Iterator[Setting]:

@@ -9,8 +9,15 @@ import keras
 
 from unbroken.frameworks.keras.class_names import class_differences, class_name
 from unbroken.frameworks.keras.replicas import REPLICAS, Replicas
-from unbroken.frameworks.keras.structure import by_attribute, dotted, places_of, unique
-from unbroken.frameworks.keras.tensors import fill, source_of, tensor_differences
+from unbroken.frameworks.keras.structure import (
+    by_attribute,
+    dotted,
+    has_automatic_name,
+    places_of,
+    snake_case,
+    unique,
+)
+from unbroken.frameworks.keras.tensors import fill, has_value, source_of, tensor_differences
 from unbroken.state.handlers import ORDER_VALUE, Difference, TensorFacts
 from unbroken.state.tensors import TensorSource
 
@@ -27,11 +34,16 @@ def model_metrics(model: Any) -> list[tuple[str, Any]]:
     """Return the metrics of a model by name: those it was compiled with, of its losses, and of its layers."""
     taken: set[str] = set()
     compiled = [] if not getattr(model, "compiled", False) else _compiled_metrics(model)
-    found = [(unique(metric.name, taken), metric) for metric in compiled]
+    found = [(unique(_own_name(metric), taken), metric) for metric in compiled]
     for place in places_of(model):
         own = by_attribute(place.layer, place.layer._metrics)
         found += [(unique(dotted(place.name, name), taken), metric) for name, metric in own]
     return found
+
+
+def _own_name(metric: Any) -> str:
+    # Keras counts those without a name over the whole program.
+    return snake_case(metric) if has_automatic_name(metric) else str(metric.name)
 
 
 def _compiled_metrics(model: Any) -> list[Any]:
@@ -48,6 +60,11 @@ def awaits_metrics(model: Any) -> bool:
     compiled = getattr(model, "_compile_metrics", None)
     losses = getattr(model, "_compile_loss", None)
     return (compiled is not None and not compiled.built) or (losses is not None and not losses.built)
+
+
+def are_made(model: Any) -> bool:
+    """Tell whether all variables of the metrics of `model` are there: a stateless scope makes them later."""
+    return all(has_value(item) for _, metric in model_metrics(model) for _, item in metric_variables(metric))
 
 
 class MetricHandler:

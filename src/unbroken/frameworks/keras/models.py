@@ -8,12 +8,15 @@ from typing import Any
 import keras
 
 from unbroken.checkpoint.weights import FLAGS
-from unbroken.errors import UnsupportedStateError
+from unbroken.errors import StateMismatchError
+from unbroken.frameworks.keras.adapted import use_filled_statistics
 from unbroken.frameworks.keras.awaited_metrics import AwaitedMetrics
 from unbroken.frameworks.keras.beside import LAYERS, METRICS, OPTIMIZER, SEEDS, is_beside
 from unbroken.frameworks.keras.class_names import class_differences, class_name
 from unbroken.frameworks.keras.layer_settings import (
     FROZEN,
+    SETTINGS,
+    VOCABULARY,
     freeze_again,
     frozen_layers,
     frozen_setting,
@@ -35,10 +38,13 @@ from unbroken.frameworks.keras.optimizers import (
 )
 from unbroken.frameworks.keras.renames import renamed_structure, with_suggestions
 from unbroken.frameworks.keras.replicas import REPLICAS, Replicas
-from unbroken.frameworks.keras.structure import Named, dotted, inner_layers, named_variables, places_of
-from unbroken.frameworks.keras.tensors import raw, source_of
+from unbroken.frameworks.keras.slots import begin_at_weights, is_optimizer
+from unbroken.frameworks.keras.structure import Named, dotted, named_variables
+from unbroken.frameworks.keras.tensors import has_value, raw, source_of
+from unbroken.frameworks.keras.unbuilt import refuse_unbuilt
+from unbroken.frameworks.keras.untracked import Untracked
 from unbroken.frameworks.keras.weight_files import FILE, FileLayout, layout_setting
-from unbroken.state.choices import Choices
+from unbroken.state.choices import Choices, matches
 from unbroken.state.handlers import (
     ORDER_MODULE,
     Difference,
@@ -47,7 +53,7 @@ from unbroken.state.handlers import (
     Setting,
     TensorFacts,
 )
-from unbroken.state.tensors import TensorSource
+from unbroken.state.tensors import HostTensor, TensorSource
 from unbroken.state.tree import join
 
 
@@ -68,6 +74,7 @@ class ModelHandler:
         self._first = first
         self._awaited = AwaitedMetrics()
         self._layout = FileLayout()
+        self._untracked = Untracked()
         self._replicas = Replicas()
 
     def accepts(self, value: object) -> bool:
@@ -75,22 +82,28 @@ class ModelHandler:
 
     def state(self, value: Any) -> object:
         refuse_unbuilt(value, self._part(value))
+        self._untracked.note(value)
         optimizer = self._optimizer(value)
         sources = variable_sources(value)
         sources |= {_metric(name): source_of(variable) for name, variable in self._metrics(value).items()}
+        replicas = self._replicas.state(sources)
+        waiting = {name: item for name, item in self._awaited.of(value).items() if name not in sources}
+        if copies := waiting.pop(REPLICAS, {}):
+            replicas = {REPLICAS: {**copies, **replicas.get(REPLICAS, {})}}
         return {
             **sources,
+            **{name: _as_source(item) for name, item in waiting.items()},
             FLAGS: {FROZEN: frozen_layers(value)},
             LAYERS: settings_of_layers(value),
             FILE: self._in_files(value),
             **({} if optimizer is None else _encoded_optimizer(optimizer)),
-            **self._replicas.state(sources),
+            **replicas,
         }
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         live = variable_sources(value)
         saved = {name: item for name, item in state.items() if not is_beside(name) or _is_seed(name)}
-        found = variable_differences(live, saved, "the model")
+        found = [one for one in variable_differences(live, saved, "the model") if not _is_unused_seed(one)]
         found = with_suggestions(self._part(value), settings_of_layers(value), state[LAYERS], found)
         return [
             *found,
@@ -104,12 +117,13 @@ class ModelHandler:
         variables = _variables(value)
         fill_variables(variables, state)
         self._replicas.restore(variables, state)
+        use_filled_statistics(value)
         freeze_again(value, state[FLAGS][FROZEN])
         optimizer = self._optimizer(value)
+        self._begin_at_weights(optimizer)
         if optimizer is not None and OPTIMIZER in state:
             optimizer.restore(state[OPTIMIZER][GROUPS], _slots_in(state))
-        saved = {name: item for name, item in state.items() if name.startswith(f"{METRICS}.")}
-        self._awaited.put(value, saved, lambda: self._fill_metrics(value, state))
+        self._put_metrics(value, state)
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
         found = [*frozen_setting(value, state[FLAGS][FROZEN]), *layer_settings(value, state[LAYERS], LAYERS)]
@@ -118,13 +132,11 @@ class ModelHandler:
         if optimizer is not None and OPTIMIZER in state:
             place = join(OPTIMIZER, GROUPS)
             found += optimizer.changed_settings(state[OPTIMIZER][GROUPS], _slots_in(state), place)
-        if awaits_metrics(value):
-            live = self._named_metrics(value)
-            missing = [name for name in state if name.startswith(f"{METRICS}.") and name not in live]
-            if missing:
-                note = "metrics: they go on once the first batch has made them"
-                places = (*missing, *([REPLICAS] if REPLICAS in state else []))
-                found.append(Setting("metrics", None, None, note=note, places=places))
+        live = variable_sources(value)
+        for name in state:
+            if _is_seed(name) and name not in live:
+                note = f"{name}: left out, no layer draws from it any more"
+                found.append(Setting(name, None, None, note=note, places=(name,)))
         return found
 
     def script_settings(self, value: Any) -> list[Setting]:
@@ -147,6 +159,9 @@ class ModelHandler:
     def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Renamed:
         return renamed_structure(part, state, rename)
 
+    def unkept_changes(self, value: Any) -> list[str]:
+        return self._untracked.changes(self._part(value), value)
+
     def _structure_differences(
         self, value: Any, state: Mapping[str, Any], found: Sequence[Difference]
     ) -> Iterator[Difference]:
@@ -157,6 +172,8 @@ class ModelHandler:
                     f"a layer of class {layer[CLASS]}, the checkpoint has one of class {theirs[name][CLASS]}"
                 )
                 yield Difference("other", name, text)
+            elif name in theirs and (told := _vocabulary_difference(layer[SETTINGS], theirs[name][SETTINGS])):
+                yield Difference("other", name, told)
         if not found and [*mine] != [*theirs] and {*mine} == {*theirs}:
             # Kind and name by which it can be allowed: every variable is there.
             orders = (", ".join(name for name in names if name) for names in (mine, theirs))
@@ -173,7 +190,17 @@ class ModelHandler:
         if others:
             return others
         found = optimizer.differences(saved[GROUPS], _slots_in(state))
-        return [Difference(one.kind, dotted(OPTIMIZER, one.name), one.text) for one in found]
+        here = {item.name for item in named_variables(value) if item.is_weight}
+        names = f"{dotted(self._part(value), OPTIMIZER)}*"
+        way_out = f"; if it is for a later fit to train it, allow=['{names}'] leaves it to that"
+        return [
+            Difference(
+                one.kind,
+                dotted(OPTIMIZER, one.name),
+                one.text + (way_out if one.kind == "unexpected" and one.name in here else ""),
+            )
+            for one in found
+        ]
 
     def _only_one_optimizer(self, value: Any, state: Mapping[str, Any]) -> Difference:
         if OPTIMIZER not in state:
@@ -192,7 +219,7 @@ class ModelHandler:
             # That is told of the optimizer.
             return []
         live = {_metric(name): source_of(item) for name, item in self._metrics(value).items()}
-        saved = {name: item for name, item in state.items() if name.startswith(f"{METRICS}.")}
+        saved = {name: item for name, item in state.items() if _is_metric(name)}
         found = variable_differences(live, saved, "the model")
         # Until the first batch the model has some that the checkpoint has not seen, and the other way round.
         return [
@@ -210,10 +237,46 @@ class ModelHandler:
             for below, variable in metric_variables(metric)
         }
 
-    def _fill_metrics(self, value: Any, state: Mapping[str, Any]) -> None:
-        metrics = self._named_metrics(value)
+    def _begin_at_weights(self, compiled_with: OptimizerState | None) -> None:
+        """Let optimizers that copied weights when they were built copy them again, unless restored later."""
+        own = [] if compiled_with is None else [compiled_with.optimizer]
+        for one in (*own, *filter(is_optimizer, self._parts.values())):
+            begin_at_weights(one)
+
+    def _put_metrics(self, value: Any, state: Mapping[str, Any]) -> None:
+        saved = {name: item for name, item in state.items() if _is_metric(name)}
+        before = self._named_metrics(value).keys()
+        # One that was written before the first batch has none of those that this makes.
+        is_of_batches = bool(saved.keys() - before)
+        copies = {name: item for name, item in state.get(REPLICAS, {}).items() if _is_metric(name)}
+        self._awaited.put(
+            value,
+            {**saved, **({REPLICAS: copies} if copies else {})},
+            lambda done: self._fill_metrics(value, state, done),
+            lambda: self._check_metrics(value, saved if is_of_batches else {}),
+        )
+
+    def _check_metrics(self, value: Any, saved: Mapping[str, Any]) -> None:
+        """Raise StateMismatchError where the metrics that the first batch made are not those `saved`."""
+        live = {name: source_of(item) for name, item in self._named_metrics(value).items()}
+        part = self._part(value)
+        found = [
+            f"{part}: {one.name}: {one.text}"
+            for one in variable_differences(live, saved, "the model")
+            if saved and not matches(dotted(part, one.name), self._choices.allow)
+        ]
+        if found:
+            raise StateMismatchError(
+                "the metrics that the first batch made are not those of the checkpoint: " + "; ".join(found),
+                hint=f"compile with the same metrics, or say allow=['{part}.{METRICS}.*']",
+            )
+
+    def _fill_metrics(self, value: Any, state: Mapping[str, Any], done: set[str]) -> None:
+        named = self._named_metrics(value)
+        metrics = {name: item for name, item in named.items() if name not in done and has_value(item)}
         fill_variables(metrics, state)
         self._replicas.restore(metrics, state)
+        done.update(metrics)
 
     def _all_variables(self, value: Any) -> dict[str, Any]:
         return {**_variables(value), **self._named_metrics(value)}
@@ -234,7 +297,7 @@ class ModelHandler:
         rate = f"{part}.learning_rate"
         return OptimizerState(optimizer, names, self._first, lambda: self._choices.overrides(rate))
 
-    def _in_files(self, value: Any) -> list[str]:
+    def _in_files(self, value: Any) -> list[str | list[str]]:
         weights = [item.variable for item in named_variables(value) if item.is_weight]
         return self._layout.of(value, weights)
 
@@ -266,24 +329,26 @@ def _is_seed(name: str) -> bool:
     return name.startswith(f"{SEEDS}.")
 
 
-def refuse_unbuilt(model: Any, part: str) -> None:
-    """Raise UnsupportedStateError, with the call to make, for a model that has no variables yet."""
-    unbuilt = [place for place in places_of(model) if _is_unbuilt(place.layer)]
-    if not unbuilt:
-        return
-    names = [dotted(part, place.name) for place in unbuilt]
-    what = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
-    raise UnsupportedStateError(
-        f"a model that has not been built ({what}): there are no variables yet to keep or restore",
-        hint=f"call {part or 'model'}.build(input_shape), such as build((None, 784)), "
-        "or the model itself on one batch, before the run starts",
+def _is_unused_seed(difference: Difference) -> bool:
+    return difference.kind == "unexpected" and _is_seed(difference.name)
+
+
+def _is_metric(name: str) -> bool:
+    return name.startswith(f"{METRICS}.")
+
+
+def _as_source(item: Any) -> HostTensor:
+    return HostTensor(str(item.dtype), tuple(item.shape), item.data)
+
+
+def _vocabulary_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    here, there = mine.get(VOCABULARY), theirs.get(VOCABULARY)
+    if there is None or here == there:
+        return ""
+    return (
+        f"a vocabulary of {here}, the checkpoint has one of {there}: save get_vocabulary() beside the data, "
+        "and build the layer with it"
     )
-
-
-def _is_unbuilt(layer: Any) -> bool:
-    # One whose layers are called one by one is never built itself.
-    inner = inner_layers(layer)
-    return not layer.built and not (inner and all(one.built for _, one in inner))
 
 
 def _encoded_optimizer(optimizer: OptimizerState) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from unbroken.frameworks.keras.plain import plain_items
 from unbroken.frameworks.keras.schedules import (
     HeldRate,
     is_schedule,
+    owner_of,
     put_attribute,
     put_schedule,
     schedule_differences,
@@ -83,11 +84,11 @@ def rate_differences(optimizer: Any, saved: Mapping[str, Any], where: str) -> li
     """Return why the learning rate of `optimizer` cannot be what it was."""
     schedule = saved.get(SCHEDULE)
     rate = getattr(optimizer, "_learning_rate", None)
-    if wraps_others(optimizer) or _is_held(schedule):
+    if wraps_others(optimizer) or is_held(saved):
         return []
     mine, theirs = _kind(rate), schedule[CLASS] if schedule else "number" if RATE in saved else "function"
     if mine != theirs:
-        text = f"a {mine} as {RATE}, the checkpoint has a {theirs}"
+        text = f"a {mine} as {RATE}, the checkpoint has a {theirs}: override= with {RATE} takes the script's"
         return [Difference("other", where, text)]
     return schedule_differences(rate, schedule, where) if schedule else []
 
@@ -98,18 +99,35 @@ def _kind(rate: object) -> str:
     return "number" if isinstance(rate, keras.Variable) else "function"
 
 
-def _is_held(schedule: Mapping[str, Any] | None) -> bool:
+def is_held(options: Mapping[str, Any]) -> bool:
+    """Tell whether the rate in the saved `options` is one that was held where a schedule was."""
+    schedule = options.get(SCHEDULE)
     return schedule is not None and schedule[CLASS] == _HELD_CLASS
 
 
-def put_options(optimizer: Any, saved: Mapping[str, Any], first: FirstRates, *, only_rate: bool) -> None:
-    """Put the `saved` settings into `optimizer`; with `only_rate` its learning rate alone."""
-    for key, item in {} if only_rate else _settable(optimizer, saved):
+def option_differences(optimizer: Any, saved: Mapping[str, Any], where: str) -> list[Difference]:
+    """Return which of the `saved` settings `optimizer` has no attribute for, to put them into."""
+    return [
+        Difference(
+            "other", where, f"the setting {key} is {item!r} in the checkpoint, and no attribute is called so"
+        )
+        for key, item in _settable(optimizer, saved)
+        if owner_of(optimizer, key) is None
+    ]
+
+
+def put_options(optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Put the `saved` settings into `optimizer`, but for its learning rate."""
+    for key, item in _settable(optimizer, saved):
         put_attribute(optimizer, key, item)
+
+
+def put_rate(optimizer: Any, saved: Mapping[str, Any], first: FirstRates) -> None:
+    """Put the learning rate of the `saved` settings into `optimizer`."""
     if RATE not in saved or wraps_others(optimizer):
         return
     schedule, rate = saved.get(SCHEDULE), optimizer._learning_rate
-    if _is_held(schedule):
+    if is_held(saved):
         optimizer.learning_rate = HeldRate(saved[SCHEDULE]["held"])
     elif schedule is not None and is_schedule(rate):
         put_schedule(rate, schedule)
@@ -135,10 +153,12 @@ def changed_options(
     place: str,
     *,
     is_same: bool,
+    keeps_rate: bool,
 ) -> Iterator[Setting]:
     """Yield which of `mine`, the settings of `optimizer`, are not as `saved`, which stand at `place`.
 
-    Unless it `is_same`, keeping the same variables, those of the script stay in force.
+    Unless it `is_same`, keeping the same variables, those of the script stay in force; where it
+    `keeps_rate`, the script's learning rate does.
     """
     for key in dict.fromkeys((*mine, *saved)):
         theirs, item = saved.get(key), mine.get(key)
@@ -150,16 +170,24 @@ def changed_options(
         else:
             note = setting.text(script_wins=True)
             yield Setting(key, theirs, item, where=where, note=note, places=(join(place, key),))
-    yield from _changed_rate(optimizer, mine, saved, where, place)
+    if keeps_rate:
+        theirs = f"holds it at {saved[RATE]!r}" if is_held(saved) else "has another kind of it"
+        note = f"{RATE}: that of the script is used, the checkpoint {theirs}"
+        yield Setting(RATE, saved.get(RATE), mine.get(RATE), where=where, note=note, places=(place,))
+    else:
+        yield from _changed_rate(optimizer, mine, saved, where, place)
 
 
 def _changed_rate(
     optimizer: Any, mine: Mapping[str, Any], saved: Mapping[str, Any], where: str, place: str
 ) -> Iterator[Setting]:
     schedule = saved.get(SCHEDULE)
-    if _is_held(schedule):
-        if not _is_held(mine.get(SCHEDULE)):
-            note = f"{RATE}: held at {saved[RATE]!r}, the script has a {_kind(optimizer._learning_rate)}"
+    if is_held(saved):
+        if not is_held(mine):
+            note = (
+                f"{RATE}: held at {saved[RATE]!r}, the script has a {_kind(optimizer._learning_rate)}, which "
+                f"override= with {RATE} takes"
+            )
             yield Setting(RATE, saved[RATE], mine.get(RATE), where=where, note=note)
     elif (schedule is None) != (SCHEDULE not in mine) or (RATE in saved) != (RATE in mine):
         note = f"{RATE}: that of the script is used, the checkpoint has another kind of it"

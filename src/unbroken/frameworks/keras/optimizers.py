@@ -14,9 +14,12 @@ from unbroken.frameworks.keras.optimizer_settings import (
     EXCLUDED,
     FirstRates,
     changed_options,
+    is_held,
+    option_differences,
     options_of,
     override_options,
     put_options,
+    put_rate,
     rate_differences,
     script_options,
     with_rate_horizon,
@@ -125,6 +128,7 @@ class OptimizerState:
         found: list[Difference] = []
         for (where, one), names, group in zip(self._inner, self._names, groups, strict=True):
             found += _name_differences(where, set(names), set(group[PARAMS]))
+            found += option_differences(one, group[OPTIONS], where) if self._is_same(state) else []
             if not self._rate_is_of_script():
                 found += rate_differences(one, group[OPTIONS], where)
         apart = {difference.name for difference in found}
@@ -145,8 +149,10 @@ class OptimizerState:
         """Put what fits of what was saved into the optimizer."""
         is_same = self._is_same(state)
         for (_, one), group in zip(self._inner, groups, strict=True):
+            if is_same:
+                put_options(one, group[OPTIONS])
             if not self._keeps_rate(one, group):
-                put_options(one, group[OPTIONS], self._first, only_rate=not is_same)
+                put_rate(one, group[OPTIONS], self._first)
         for name, kept in self.variables().items():
             saved = state.get(name, {})
             for key, variable in kept.items():
@@ -154,7 +160,8 @@ class OptimizerState:
                     fill(variable, saved[key])
 
     def _keeps_rate(self, one: Any, group: Mapping[str, Any]) -> bool:
-        return self._rate_is_of_script() and bool(rate_differences(one, group[OPTIONS], ""))
+        options = group[OPTIONS]
+        return self._rate_is_of_script() and (is_held(options) or bool(rate_differences(one, options, "")))
 
     def _is_same(self, state: Mapping[str, Mapping[str, Any]]) -> bool:
         """Tell whether the optimizer makes the same variables as the one that was saved."""
@@ -169,7 +176,10 @@ class OptimizerState:
         mine = zip(self._inner, self._options(), groups, strict=True)
         for index, ((where, one), options, group) in enumerate(mine):
             at = join(f"{place}/{index}", OPTIONS)
-            found += changed_options(one, options, group[OPTIONS], where, at, is_same=is_same)
+            keeps = self._keeps_rate(one, group)
+            found += changed_options(
+                one, options, group[OPTIONS], where, at, is_same=is_same, keeps_rate=keeps
+            )
         return found
 
     def script_settings(self) -> list[Setting]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_MOST = 1000
-
 
 def plain_items(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `config` that are numbers, texts, None, or short lists of them."""
+    """Return the entries of `config` that are numbers, texts, None, or lists of them."""
     return {str(key): _listed(item) for key, item in config.items() if _is_plain(item)}
 
 
 def _is_plain(item: Any) -> bool:
     if isinstance(item, list | tuple):
-        return len(item) <= _MOST and all(map(_is_plain, item))
+        return all(map(_is_plain, item))
     return item is None or type(item) in (bool, int, float, str)
 
 

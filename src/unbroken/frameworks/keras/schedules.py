@@ -10,6 +10,7 @@ import keras
 from unbroken.errors import UsageError
 from unbroken.frameworks.keras.class_names import class_differences, class_name
 from unbroken.frameworks.keras.plain import plain_items
+from unbroken.frameworks.keras.tensors import number_of
 from unbroken.state.handlers import ORDER_SCHEDULER, Difference, Horizon, Setting
 
 # What says how long a schedule is.
@@ -66,30 +67,66 @@ def schedule_state(schedule: Any) -> dict[str, Any]:
 
 
 def _settings_of(schedule: Any) -> dict[str, Any]:
+    """Return the settings of `schedule` and, with dotted names, of those inside, and their classes."""
+    held = {key.lstrip("_"): item for key, item in vars(schedule).items()}
     try:
         config = schedule.get_config()
     except NotImplementedError:
         config = {key: item for key, item in vars(schedule).items() if not key.startswith("_")}
-    return {key: item for key, item in plain_items(config).items() if key != "name"}
+    found = {key: item for key, item in plain_items(_plain_numbers(config)).items() if key != "name"}
+    seen: set[int] = set()
+    for key, item in (*held.items(), *config.items()):
+        if is_schedule(item) and id(item) not in seen:
+            seen.add(id(item))
+            found[f"{key}.{_CLASS}"] = class_name(item)
+            found |= {f"{key}.{below}": setting for below, setting in _settings_of(item).items()}
+    return found
+
+
+def _plain_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: number_of(item) if _is_number(item) else item for key, item in config.items()}
+
+
+def _is_number(item: Any) -> bool:
+    # One of NumPy or of the framework below.
+    return getattr(item, "shape", None) == () and not isinstance(item, bool | int | float | str)
 
 
 def schedule_differences(schedule: Any, saved: Mapping[str, Any], name: str = "") -> list[Difference]:
     """Return why `schedule` cannot go on as the `saved` one did."""
     found = class_differences(schedule, saved[_CLASS], name)
-    if not found:
-        mine = _settings_of(schedule)
-        found = [
-            Difference("other", name, f"the setting {key} ({item!r}) of the schedule is gone")
-            for key, item in saved.items()
-            if key != _CLASS and key not in mine
-        ]
-    return found
+    if found:
+        return found
+    mine = _settings_of(schedule)
+    texts = (_why_not(schedule, key, mine, item) for key, item in saved.items() if key != _CLASS)
+    return [Difference("other", name, text) for text in texts if text]
+
+
+def _why_not(schedule: Any, key: str, mine: Mapping[str, Any], saved: Any) -> str:
+    """Return why `schedule`, whose settings are `mine`, cannot have its setting `key` as it was saved."""
+    if key not in mine:
+        return f"the setting {key} ({saved!r}) of the schedule is gone"
+    if mine[key] == saved:
+        return ""
+    if key.endswith(f".{_CLASS}"):
+        inside = key.removesuffix(f".{_CLASS}")
+        return f"a {mine[key]} as {inside} of the schedule, the checkpoint has a {saved}"
+    if owner_of(schedule, key) is not None:
+        return ""
+    return (
+        f"the setting {key} of the schedule is {mine[key]!r}, in the checkpoint {saved!r}, and no attribute "
+        "of this name is there to put it back: override= with learning_rate takes the script's schedule"
+    )
+
+
+def _is_horizon(key: str) -> bool:
+    return key.rpartition(".")[2] in _HORIZONS
 
 
 def schedule_settings(schedule: Any, saved: Mapping[str, Any], where: str = "") -> list[Setting]:
     """Return the settings of `schedule` that are not as in the `saved` one."""
     return [
-        Setting(key, saved[key], item, where=where, is_horizon=key in _HORIZONS)
+        Setting(key, saved[key], item, where=where, is_horizon=_is_horizon(key))
         for key, item in _settings_of(schedule).items()
         if key in saved and saved[key] != item
     ]
@@ -108,13 +145,31 @@ def put_schedule(schedule: Any, saved: Mapping[str, Any]) -> None:
 
 
 def put_attribute(owner: Any, key: str, item: Any) -> None:
-    """Set what the configuration of `owner` calls `key`."""
-    setattr(owner, key if hasattr(owner, key) else f"_{key}", item)
+    """Set what the configuration of `owner` calls `key`; a dotted one is a setting of what it holds.
+
+    Raises UsageError where nothing there is called that.
+    """
+    found = owner_of(owner, key)
+    if found is None:
+        raise UsageError(
+            f"{class_name(owner)}: expected an attribute for its setting {key}, found none",
+            hint="keep each argument in an attribute of the same name",
+        )
+    setattr(*found, item)
+
+
+def owner_of(owner: Any, key: str) -> tuple[Any, str] | None:
+    """Return what holds the setting `key` in or below `owner`, and the attribute there."""
+    first, _, below = key.partition(".")
+    attribute = next((name for name in (first, f"_{first}") if hasattr(owner, name)), None)
+    if attribute is None or not below:
+        return None if attribute is None else (owner, attribute)
+    return owner_of(getattr(owner, attribute), below)
 
 
 def with_horizon(schedule: Any, how: Horizon) -> Callable[[], None]:
     """Look at a schedule as the script built it; return what puts `how`, 'keep' or 'stretch', in force."""
-    script = {key: item for key, item in _settings_of(schedule).items() if key in _HORIZONS}
+    script = {key: item for key, item in _settings_of(schedule).items() if _is_horizon(key)}
 
     def put() -> None:
         if how == "stretch":

@@ -17,6 +17,8 @@ from unbroken.frameworks.keras.structure import dotted, unique
 # What Keras has for every optimizer, and what is no variable for a trained one.
 _NOT_SLOTS = frozenset({"_variables", "_trainable_variables", "_tracker"})
 _RATE = "_learning_rate"
+# Keras has it since 3.13; without it nothing is of this class.
+_COPIES_WEIGHTS = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,15 @@ def optimizers_in(optimizer: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def wraps_others(optimizer: Any) -> bool:
     """Tell whether `optimizer` leaves the steps to others."""
     return len(list(optimizers_in(optimizer))) > 1
+
+
+def begin_at_weights(optimizer: Any) -> None:
+    """Let what `optimizer` keeps as copies of weights, made when it was built, be copies of those of now."""
+    for _, one in optimizers_in(optimizer):
+        if isinstance(one, _COPIES_WEIGHTS) and one.built:
+            for copy, variable in zip(one._momentums, one._trainable_variables, strict=True):
+                if copy is not None:
+                    copy.assign(variable)
 
 
 def slots_of(optimizer: Any) -> Slots:

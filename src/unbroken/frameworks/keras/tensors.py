@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -59,9 +60,14 @@ def source_of(variable: keras.Variable, *, is_frozen: bool = False, is_trained: 
     return HostTensor(name, tuple(variable.shape), _bytes_of(array))
 
 
+def has_value(variable: keras.Variable) -> bool:
+    """Tell whether Keras has made `variable`; inside a stateless scope it does so later."""
+    return getattr(variable, "_value", variable) is not None
+
+
 def refuse_without_value(variable: keras.Variable) -> None:
     """Raise UnsupportedStateError for a variable that Keras is still to make."""
-    if getattr(variable, "_value", variable) is None:
+    if not has_value(variable):
         raise UnsupportedStateError(
             f"cannot keep the variable {variable.path}, which has no value yet",
             hint="build the model outside of a stateless scope, before the run starts",
@@ -100,13 +106,32 @@ def fill_with(variable: keras.Variable, array: np.ndarray[Any, Any]) -> None:
             # In place: what has been compiled, or holds the tensor, goes on with it.
             raw(variable).copy_(_torch_tensor(array))
     elif backend == "tensorflow":
-        from unbroken.frameworks.tensorflow.tensors import assign_value
+        from unbroken.frameworks.tensorflow.distributed import assign_value
 
         # In the dtype of the variable before: TensorFlow takes no other.
         dtype = numpy_dtype(_NAMES[variable.dtype])
         assign_value(raw(variable), array.astype(dtype, copy=False))
     else:
         variable.assign(array)
+
+
+def outside_of_functions() -> AbstractContextManager[Any]:
+    """Return a context in which values are set now, also while a tf.function is traced."""
+    if keras.config.backend() != "tensorflow":
+        return nullcontext()
+    import tensorflow as tf
+
+    context: AbstractContextManager[Any] = tf.init_scope()
+    return context
+
+
+def is_replicated() -> bool:
+    """Tell whether this is done under a strategy of TensorFlow, once for each replica."""
+    if keras.config.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return bool(tf.distribute.has_strategy())
 
 
 def _torch_tensor(array: np.ndarray[Any, Any]) -> Any:

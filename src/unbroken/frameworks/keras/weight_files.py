@@ -17,12 +17,13 @@ FILE = "(file)"
 _OPTIMIZER = "optimizer"
 
 
-def paths_in_file(model: Any) -> dict[int, str]:
+def paths_in_file(model: Any) -> dict[int, list[str]]:
     """Return where each variable stands in a file of weights, `layers/dense_1/vars/0`, by its identity.
 
-    Those of the optimizer are left out, and states of seed generators are in no such file.
+    One that several layers have stands there for each of them. Those of the optimizer are left out, and
+    states of seed generators are in no such file.
     """
-    found: dict[int, str] = {}
+    found: dict[int, list[str]] = {}
     for owner, layer in _owners("", model, set()):
         store: dict[str, Any] = {}
         if isinstance(layer, keras.Layer):
@@ -30,7 +31,7 @@ def paths_in_file(model: Any) -> dict[int, str]:
         for key, value in store.items():
             # Some layers store what they have calculated: that has no variable.
             if isinstance(value, keras.Variable):
-                found.setdefault(id(value), "/".join(filter(None, (owner, "vars", key))))
+                found.setdefault(id(value), []).append("/".join(filter(None, (owner, "vars", key))))
     return found
 
 
@@ -38,24 +39,34 @@ class FileLayout:
     """The paths of variables, found anew only when a model has got others: the way to them takes a while."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[int, ...], list[str]]] = {}
+        self._known: dict[int, tuple[tuple[int, ...], list[str | list[str]]]] = {}
 
-    def of(self, model: Any, variables: list[Any]) -> list[str]:
-        """Return the path of each of the `variables` of `model`, empty for those that no file has."""
+    def of(self, model: Any, variables: list[Any]) -> list[str | list[str]]:
+        """Return the path of each of the `variables` of `model`, empty for those that no file has.
+
+        It is a list of paths for one that several layers have.
+        """
         identities = tuple(map(id, variables))
         known = self._known.get(id(model))
         if known is None or known[0] != identities:
             paths = paths_in_file(model)
-            known = self._known[id(model)] = (identities, [paths.get(one, "") for one in identities])
+            known = self._known[id(model)] = (
+                identities,
+                [_stored(paths.get(one, [""])) for one in identities],
+            )
         return known[1]
 
 
-def layout_setting(mine: list[str], saved: list[str], place: str) -> list[Setting]:
+def layout_setting(mine: list[str | list[str]], saved: list[str | list[str]], place: str) -> list[Setting]:
     """Return a line if another version of Keras lays files of weights out otherwise."""
     if mine == saved:
         return []
     note = "files of weights: this version of Keras lays them out otherwise, which changes nothing here"
     return [Setting("file", None, None, note=note, places=(place,))]
+
+
+def _stored(paths: list[str]) -> str | list[str]:
+    return paths[0] if len(paths) == 1 else paths
 
 
 def _owners(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

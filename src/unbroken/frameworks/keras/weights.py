@@ -9,9 +9,10 @@ import keras
 import numpy as np
 
 from unbroken.errors import UsageError
-from unbroken.frameworks.keras.models import refuse_unbuilt
+from unbroken.frameworks.keras.adapted import use_filled_statistics
 from unbroken.frameworks.keras.structure import named_variables
 from unbroken.frameworks.keras.tensors import array_of, fill_with
+from unbroken.frameworks.keras.unbuilt import refuse_unbuilt
 from unbroken.frameworks.keras.weight_files import paths_in_file
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import ObjectGraph
@@ -35,7 +36,7 @@ class KerasWeights:
     def names_in_file(self) -> Mapping[str, str]:
         """Return the names of weights by their paths in a `.weights.h5`, such as `layers/dense_1/vars/0`."""
         paths = paths_in_file(self._model)
-        return {paths[id(variable)]: name for name, variable in self.tensors.items() if id(variable) in paths}
+        return {path: name for name, variable in self.tensors.items() for path in paths.get(id(variable), ())}
 
     def names_in_graph(self, bundle: TfBundle, graph: ObjectGraph, node: int) -> Mapping[str, str]:
         """Return the names of weights by the keys of a checkpoint in which object `node` is this model."""
@@ -79,3 +80,4 @@ class KerasWeights:
         """Copy `found` into the variables of the same names, in place, cast to their dtype."""
         for name, array in found.items():
             fill_with(self.tensors[name], array)
+        use_filled_statistics(self._model)

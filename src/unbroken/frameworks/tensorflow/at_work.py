@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 # No public name leads to the functions of the process.
 from tensorflow.python.eager import context
@@ -73,9 +75,22 @@ class RandomOperations:
     def _look(self, function: str, definition: object) -> None:
         if function.startswith(_OF_DATASETS):
             return
-        operations = {node.name for node in definition.node_def if node.op in _STATEFUL}  # type: ignore[attr-defined]
+        operations = set(_operations_in(definition, set()))
         if operations:
             self._found.setdefault(function, set()).update(operations)
+
+
+def _operations_in(definition: Any, seen: set[str]) -> Iterator[str]:
+    """Yield the operations that draw in a function, and in the bodies of its loops and branches."""
+    for node in definition.node_def:
+        if node.op in _STATEFUL:
+            yield node.name
+        for attribute in node.attr.values():
+            for called in (attribute.func.name, *(each.name for each in attribute.list.func)):
+                # Bodies are functions, too, with names of TensorFlow's; others are looked at by theirs.
+                if called and called not in seen and not _FUNCTION.match(called):
+                    seen.add(called)
+                    yield from _operations_in(context.context().get_function_def(called), seen)
 
 
 def _text(function: str, operations: set[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from unbroken.errors import UsageError
 from unbroken.frameworks.tensorflow.object_graph import ObjectMatch
+from unbroken.interchange.files import damaged
 from unbroken.interchange.tf_bundle import TfBundle
-from unbroken.interchange.tf_graph import ObjectGraph, read_graph
+from unbroken.interchange.tf_graph import read_graph
 from unbroken.interchange.tf_place import find_bundle
+from unbroken.state.choices import Choices
 from unbroken.state.handlers import Difference
 
 _NOTES = (
@@ -18,16 +19,21 @@ _NOTES = (
     "script set them, so that what follows is not, bit for bit, what the old run would have done",
     "nor is the position in the data: epochs and the steps of the run are counted from 0",
 )
+_OF_OPTIMIZERS = (
+    "settings that an optimizer keeps as plain numbers, such as beta_1, epsilon and weight_decay, are not in "
+    "such a checkpoint: they are as the script set them"
+)
 
 
 class BundleStart:
     """What a checkpoint holds for the parts of a run; see `Family.begin_from`."""
 
-    def __init__(self, bundle: TfBundle, graph: ObjectGraph, parts: Mapping[str, object], roots: Any) -> None:
+    def __init__(self, bundle: TfBundle, match: ObjectMatch, notes: Sequence[str]) -> None:
         self.source = str(bundle.prefix)
-        self.notes = list(_NOTES)
-        self._match = ObjectMatch(bundle, graph, parts, roots)
-        self.others = self._match.others
+        of_optimizers = [_OF_OPTIMIZERS] if match.has_optimizer else []
+        self.notes = [*match.notes, *match.changed_rates(), *_NOTES, *of_optimizers, *notes]
+        self._match = match
+        self.others = match.others
 
     def differences(self) -> dict[str, list[Difference]]:
         """Return by part everything that differs."""
@@ -44,7 +50,7 @@ class BundleStart:
 
 
 def bundle_start(
-    source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]
+    source: Path, parts: Mapping[str, object], new_name: Callable[[str], str], choices: Choices
 ) -> BundleStart | None:
     """Return what the checkpoint that `source` means holds for `parts`, None if it means none.
 
@@ -54,13 +60,26 @@ def bundle_start(
     if place is None:
         return None
     bundle = TfBundle(place.prefix)
+    for problem in bundle.problems:
+        raise damaged(f"{place.prefix}: {problem.file}", "a whole checkpoint", problem.problem)
     graph = read_graph(bundle)
     if graph is None:
         raise UsageError(
             f"{place.prefix}: expected a checkpoint of tf.train.Checkpoint, found one that has names alone",
             hint="take the weights from it: unbroken.warm_start(model, path, rename={...})",
         )
-    roots = {new_name(name): node for name, node in graph.nodes[0].children.items()}
-    found = BundleStart(bundle, graph, parts, roots)
-    found.notes += place.notes
+    roots = _renamed(graph.nodes[0].children, new_name)
+    match = ObjectMatch(bundle, graph, parts, roots, fresh=choices.fresh, overrides=choices.overrides)
+    return BundleStart(bundle, match, place.notes)
+
+
+def _renamed(children: Mapping[str, int], new_name: Callable[[str], str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, node in children.items():
+        new = new_name(name)
+        if found.setdefault(new, node) != node:
+            raise UsageError(
+                f"Run: expected a rename= that keeps parts apart, found several that become {new!r}",
+                hint="give the other a name of its own, and name that in allow= to leave it out",
+            )
     return found

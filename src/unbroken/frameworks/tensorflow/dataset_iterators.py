@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from unbroken.errors import UnsupportedStateError
+from unbroken.frameworks.tensorflow.cache_files import AlreadyThere, drop_later, in_the_way, shards_written
 from unbroken.frameworks.tensorflow.dataset_fingerprint import check_same_pipeline, fingerprint
 from unbroken.frameworks.tensorflow.iterator_state import CannotBeSaved, put, reason, state_of
 from unbroken.frameworks.tensorflow.pipeline import Pipeline
@@ -31,7 +32,6 @@ class ResumableIterator:
             raise _refused(lacks)
         self._open: object = None
         self._count = 0
-        self._taken: bytes | None = None
         self._is_tried = False
         self._restored: dict[str, Any] | None = None
 
@@ -53,6 +53,8 @@ class ResumableIterator:
             "is_open": self._open is not None,
             "generators": {},
             "stream": {"object": self._state_now()},
+            # After that: it completes one.
+            "cached": shards_written(self._pipeline),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -72,16 +74,19 @@ class ResumableIterator:
         self._say()
         goes_on = inside_epoch and restored is not None
         if restored is not None:
+            drop_later(self._pipeline, restored.get("cached", {}))
             put(self._handle, restored["stream"]["object"])
         self._count = restored["consumed"] if restored is not None and goes_on else 0
-        self._restored, self._taken, self._open = None, None, object()
+        self._restored, self._open = None, object()
         return self._deliver(self._open)
 
     def _deliver(self, this: object) -> Iterator[Any]:
         try:
             while self._open is this:
-                self._taken = None
-                batch = next(self._iterator, _END)
+                try:
+                    batch = next(self._iterator, _END)
+                except AlreadyThere:
+                    raise in_the_way(self._pipeline) from None
                 if batch is _END:
                     return
                 self._count += 1
@@ -96,12 +101,11 @@ class ResumableIterator:
                 self._open = None
 
     def _state_now(self) -> bytes:
-        if self._taken is None:
-            try:
-                self._taken = state_of(self._handle)
-            except CannotBeSaved as error:
-                raise _refused(reason(error)) from None
-        return self._taken
+        # Each time anew: the script may draw from its own iterator between two batches.
+        try:
+            return state_of(self._handle)
+        except CannotBeSaved as error:
+            raise _refused(reason(error)) from None
 
     def _say(self) -> None:
         if not self._is_tried:

@@ -16,6 +16,7 @@ from unbroken.frameworks import epoch_start
 from unbroken.frameworks.generators import HeldGenerators
 from unbroken.frameworks.reading_again import DrawWatch
 from unbroken.frameworks.rng import capture_global_rng, restore_present_rng
+from unbroken.frameworks.tensorflow.cache_files import AlreadyThere, drop_later, in_the_way, shards_written
 from unbroken.frameworks.tensorflow.dataset_fingerprint import check_same_pipeline, fingerprint, seeds
 from unbroken.frameworks.tensorflow.iterator_state import (
     CannotBeSaved,
@@ -55,8 +56,10 @@ class ResumableDataset:
         self._start: bytes | None = None  # where the shuffles stood as the pass began
         self._as_built: bytes | None = None
         self._taken: bytes | None = None  # the state after the newest batch
+        # A state of this pass that says where all shuffles stand, and the batches that were read then.
+        self._known: tuple[bytes, int] | None = None
         self._restored: _State | None = None
-        self._is_tried = self._is_told = self._is_size_told = False
+        self._is_tried = self._is_told = self._is_size_told = self._is_left_told = False
         self._watch: DrawWatch | None = None
 
     def __len__(self) -> int:
@@ -76,6 +79,7 @@ class ResumableDataset:
             return {**self._restored, "generators": self._held.capture()}
         is_open = self._open is not None
         taken = self._state_now() if is_open else None
+        known, behind = (None, 0) if taken is None else self._known_state(taken)
         # Of what is read again: whatever else it needs.
         begins = is_open and taken is None
         return {
@@ -84,12 +88,14 @@ class ResumableDataset:
             "consumed": self._count,
             "is_open": is_open,
             "marks": self._marks if begins else {},
+            "cached": shards_written(self._pipeline) if is_open else {},
             "generators": self._held.capture(),
             "stream": {
                 "object": None if is_open else self._next_begin(),
-                "next": None if taken is None else self._next_after(taken),
+                "next": None if taken is None else self._next_after(),
                 "start": self._start if begins else None,
-                "iterator": taken,
+                "iterator": known,
+                "behind": behind,
             },
         }
 
@@ -108,6 +114,8 @@ class ResumableDataset:
         restored = self._restored
         if after_replay is not None:
             after_replay()
+        if restored is not None:
+            drop_later(self._pipeline, restored.get("cached", {}) if inside_epoch else {})
         if inside_epoch and restored is not None:
             if not restored["is_open"]:
                 return iter(())  # for the pass that follows
@@ -130,30 +138,36 @@ class ResumableDataset:
                 iterator = self._made_after(stream)
         # Costs nothing worth mentioning, unless a cache in memory is in it.
         self._start = start_of(iterator) if self._reads_again or not self._is_tried else None
-        self._take_up(iterator, 0)
+        begin = start_of(iterator) if self._pipeline.draws_at_begin and self._reads_again is None else None
+        self._take_up(iterator, 0, None if begin is None else (begin, 0))
 
     def _made_after(self, stream: Mapping[str, Any]) -> Any:
         """Return an iterator for the pass that follows one which another process has left open."""
         left, following = stream["iterator"] or stream["start"], self._made()
         if left is not None:
             put(following, left)
+            for _ in range(stream["behind"]):
+                next(following, None)
         following = self._made()
         if stream["next"] is not None:
             put(following, stream["next"])
         return following
 
     def _go_on(self, restored: _State) -> None:
-        stream = restored["stream"]
+        stream, known = restored["stream"], None
         iterator = self._made()
         if stream["iterator"] is not None:
             put(iterator, stream["iterator"])
+            known = stream["iterator"], restored["consumed"] - stream["behind"]
+            for _ in range(stream["behind"]):
+                next(iterator, None)
             if stream["next"] is not None:
                 self._next = self._made()
                 put(self._next, stream["next"])
         else:
             self._read_again(iterator, restored)
         self._marks, self._start = restored["marks"], stream["start"]
-        self._take_up(iterator, restored["consumed"])
+        self._take_up(iterator, restored["consumed"], known)
 
     def _read_again(self, iterator: Any, restored: _State) -> None:
         count, start = restored["consumed"], restored["stream"]["start"]
@@ -172,8 +186,8 @@ class ResumableDataset:
                 hint="resume with the data that the run began with",
             )
 
-    def _take_up(self, iterator: Any, count: int) -> None:
-        self._open, self._count, self._taken = iterator, count, None
+    def _take_up(self, iterator: Any, count: int, known: tuple[bytes, int] | None) -> None:
+        self._open, self._count, self._taken, self._known = iterator, count, None, known
         self._watch = DrawWatch(self._dataset) if self._reads_again else None
 
     def _deliver(self, this: Any) -> Iterator[Any]:
@@ -185,6 +199,7 @@ class ResumableDataset:
                 yield handed.pop()
         except GeneratorExit:
             self._close(this)
+            self._say_left()
             raise
         if self._close(this) and self._pipeline.draws_at_begin:
             # Now, and not when a state is asked for: so its order does not depend on when that is.
@@ -201,6 +216,9 @@ class ResumableDataset:
             self._watch.before()
         try:
             batch = next(this, _END)
+        except AlreadyThere:
+            self._close(this)
+            raise in_the_way(self._pipeline) from None
         except BaseException:
             self._close(this)
             raise
@@ -235,15 +253,29 @@ class ResumableDataset:
         self._say_size(begin)
         return None if begin == self._as_built else begin
 
-    def _next_after(self, taken: bytes) -> bytes | None:
-        """Return the begin of the next pass if the state of this one does not say where all shuffles stand.
+    def _next_after(self) -> bytes | None:
+        """Return the begin of the next pass: near its end the state of this one does not say where it is.
 
-        That is so near its end: a stage lets go of what has nothing more to give.
+        A stage lets go of what has nothing more to give, while TensorFlow reads ahead. Where nothing begins
+        again inside of a pass, the next one may be made at any time.
         """
-        if not self._pipeline.draws_at_begin or shuffles_in(self._as_built or b"") <= shuffles_in(taken):
+        if not (self._pipeline.draws_at_begin and self._pipeline.draws_only_at_begin):
             return None
         self._next = self._next or self._made()
         return start_of(self._next)
+
+    def _known_state(self, taken: bytes) -> tuple[bytes, int]:
+        """Return a state of this pass that says where all shuffles stand, and how many batches it is behind.
+
+        Between two repetitions there is no shuffle at all, and to make one would draw its seeds.
+        """
+        begins_again = self._pipeline.draws_at_begin and not self._pipeline.draws_only_at_begin
+        if not begins_again or shuffles_in(self._as_built or b"") <= shuffles_in(taken):
+            self._known = taken, self._count
+        elif self._known is None:
+            return taken, 0
+        state, count = self._known
+        return state, self._count - count
 
     def _state_now(self) -> bytes | None:
         """Return the state of the open iterator, None if its batches are to be read again."""
@@ -258,6 +290,7 @@ class ResumableDataset:
                         hint="make its shuffle buffer smaller, or keep its cache in a file",
                     ) from None
                 self._reads_again = reason(error)
+                self._watch = DrawWatch(self._dataset)
                 self._say_reading()
             self._say_size(self._taken)
         return self._taken
@@ -270,6 +303,15 @@ class ResumableDataset:
             tell(f"batches: tf.data: {line}")
         if self._reads_again:
             self._say_reading()
+
+    def _say_left(self) -> None:
+        if self._pipeline.caches_in_memory and not self._is_left_told:
+            self._is_left_told = True
+            tell(
+                "batches: a pass over this tf.data pipeline was left before its end. Whether its cache in "
+                "memory is complete then depends on how far TensorFlow had read ahead: what follows may have "
+                "another order, with a resume and without one. Read passes to their end, or leave cache() out"
+            )
 
     def _say_reading(self) -> None:
         tell(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -32,6 +32,37 @@ def is_variable(value: object) -> TypeGuard[Any]:
     return isinstance(value, tf.Variable) or bool(shards_of(value))
 
 
+def assign_value(variable: Any, value: Any) -> None:
+    """Give `variable`, and each copy of it, the `value` of the same dtype and shape."""
+    copies = copies_of(variable)
+    is_read_as_sum = (
+        bool(copies)
+        and variable.synchronization is tf.VariableSynchronization.ON_READ
+        and variable.aggregation is tf.VariableAggregation.SUM
+    )
+    if not is_read_as_sum:
+        variable.assign(value)
+        return
+    # All of it to one copy: divided among them, whole numbers would be rounded.
+    first, *others = copies
+    first.assign(value)
+    for other in others:
+        other.assign(tf.zeros_like(other))
+
+
+def fill(variable: Any, loaded: Any) -> None:
+    """Put a loaded array into `variable`; one of another shape was allowed, and the variable stays."""
+    if variable.shape.is_compatible_with(loaded.shape):
+        # Another dtype was allowed, too.
+        assign_value(variable, loaded.astype(variable.dtype.as_numpy_dtype, copy=False))
+
+
+def is_one_value(variable: Any) -> bool:
+    """Tell whether the value that reading `variable` gives is all of it, for each of its copies."""
+    copies = copies_of(variable)
+    return len(copies) < 2 or not (_is_on_read(variable) or _differs(copies))
+
+
 class Replicas:
     """The copies of variables that are not all alike. A state keeps each: it would not go on exactly.
 
@@ -45,9 +76,9 @@ class Replicas:
     def state(self, variables: Mapping[str, Any]) -> dict[str, list[tf.Variable]]:
         """Return the copies of those whose copies are not all alike."""
         kept = {
-            name: list(copies)
+            name: list(copies_of(variable))
             for name, variable in variables.items()
-            if len(copies := copies_of(variable)) > 1 and (_is_on_read(variable) or not _are_alike(copies))
+            if not is_one_value(variable)
         }
         self._tell([name for name in kept if variables[name].trainable and not _is_on_read(variables[name])])
         return kept
@@ -77,7 +108,7 @@ class Replicas:
             copies = copies_of(variables[name]) if name in variables else ()
             if len(copies) == len(values):
                 for copy, value in zip(copies, values, strict=True):
-                    copy.assign(value)
+                    fill(copy, value)
 
     def _tell(self, drifted: Sequence[str]) -> None:
         if drifted and not self._has_told:
@@ -92,10 +123,21 @@ def _is_on_read(variable: Any) -> bool:
     return bool(variable.synchronization is tf.VariableSynchronization.ON_READ)
 
 
-def _are_alike(copies: Iterable[tf.Variable]) -> bool:
-    """Tell whether all copies have the same bits, wherever they are."""
-    first, *others = (copy.numpy().reshape(-1).view(np.uint8) for copy in copies)
-    return all(np.array_equal(first, other) for other in others)
+def _differs(copies: Sequence[tf.Variable]) -> bool:
+    """Tell whether the copies do not all have the same bits.
+
+    They are compared on the device of the first one: fetched to be compared, they would make each save wait.
+    """
+    with tf.device(copies[0].device):
+        first, *others = (_bits(copy) for copy in copies)
+        return not all(bool(tf.reduce_all(tf.equal(first, other))) for other in others)
+
+
+def _bits(copy: tf.Variable) -> Any:
+    # TensorFlow takes no bits of truth values, nor of numbers of eight bits with a point: these are fetched.
+    if copy.dtype.size == 1 and not copy.dtype.is_integer:
+        return np.asarray(copy.numpy()).reshape(-1).view(np.uint8)
+    return tf.bitcast(copy, tf.uint8)
 
 
 def _listed(names: Sequence[str]) -> str:

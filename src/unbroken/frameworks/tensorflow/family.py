@@ -54,10 +54,12 @@ class TensorFlowFamily(Family):
 
         return TensorFlowWeights(model) if is_open(model) else None
 
-    def begin_from(self, source: Path, parts: Mapping[str, object], new_name: Callable[[str], str]) -> Any:
+    def begin_from(
+        self, source: Path, parts: Mapping[str, object], new_name: Callable[[str], str], choices: Choices
+    ) -> Any:
         from unbroken.frameworks.tensorflow.beginning import bundle_start
 
-        return bundle_start(source, parts, new_name)
+        return bundle_start(source, parts, new_name, choices)
 
 
 FAMILY = TensorFlowFamily()

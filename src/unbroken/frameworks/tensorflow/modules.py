@@ -9,10 +9,9 @@ from unbroken.checkpoint.weights import ATTRIBUTES, SPECIAL
 from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.tensorflow.attributes import Attributes
 from unbroken.frameworks.tensorflow.content import Content, content_of, is_open
-from unbroken.frameworks.tensorflow.distributed import Replicas
+from unbroken.frameworks.tensorflow.distributed import Replicas, fill
 from unbroken.frameworks.tensorflow.tables import restore_table, table_differences, table_state
-from unbroken.frameworks.tensorflow.tensors import variable_differences
-from unbroken.frameworks.tensorflow.variables import fill
+from unbroken.frameworks.tensorflow.tensors import beside_its_copies, variable_differences
 from unbroken.state.handlers import ORDER_MODULE, Difference, TensorFacts
 
 _TABLES, _REPLICAS = "(tables)", "(replicas)"
@@ -46,7 +45,7 @@ class ModuleHandler:
         tables = {name: table_state(table) for name, table in content.tables.items()}
         attributes = self._attributes.state(content)
         return {
-            **content.variables,
+            **{name: beside_its_copies(variable) for name, variable in content.variables.items()},
             **({_TABLES: tables} if tables else {}),
             **({_REPLICAS: replicas} if replicas else {}),
             **({ATTRIBUTES: attributes} if attributes else {}),
@@ -128,6 +127,7 @@ class ModuleHandler:
         known = self._first.get(id(value))
         if known is None or known[0] is not value:
             self._check_not_empty(part, content)
+            self._check_optimizers(part, content)
             self._first[id(value)] = (value, frozenset(content.variables))
         return content
 
@@ -136,6 +136,17 @@ class ModuleHandler:
             raise UnsupportedStateError(
                 f"{part or 'a module'}: it has no variables yet, so that there is nothing to restore into",
                 hint=f"call {part or 'it'}(batch) once before the run starts, or leave it out",
+            )
+
+    def _check_optimizers(self, part: str, content: Content) -> None:
+        kept = {id(other) for other in self._parts.values()}
+        for found in content.optimizers:
+            if {id(found.model), id(found.optimizer)} & kept or id(found.optimizer) in content.seen:
+                continue
+            raise UnsupportedStateError(
+                f"{_dotted(part, found.path)}: a compiled model of Keras, whose optimizer and metrics are "
+                "none of its variables",
+                hint="pass the model as a part of its own, too: Run(..., model=model)",
             )
 
     def _lacks(self, value: Any) -> str:

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from unbroken.frameworks.tensorflow.distributed import is_variable
+from unbroken.frameworks.tensorflow.content import content_of
+from unbroken.frameworks.tensorflow.distributed import assign_value
 from unbroken.frameworks.tensorflow.keras2 import name_there, numbered_layers, setting_here, slots_here
-from unbroken.frameworks.tensorflow.tensors import TfTensor, assign_value, numpy_dtype
+from unbroken.frameworks.tensorflow.live_objects import (
+    OWN_LISTS,
+    TRAINED,
+    children_of,
+    joined,
+    live_variables,
+    variable_of,
+)
+from unbroken.frameworks.tensorflow.tensors import TfTensor, numpy_dtype
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import VALUE, ObjectGraph
 from unbroken.state.handlers import Difference
 
-# Lists in which an optimizer has, in the order they were made, its own variables, and those that it trains.
-_OWN_LISTS = frozenset({"_variables", "_all_variables"})
-_TRAINED = "_trainable_variables"
 # Every checkpoint counts how often it was saved, which means nothing to training.
 _IGNORED_PARTS = frozenset({"save_counter"})
+# Neither that, nor the states of seed generators, are looked for below parts.
+_NEVER_KEPT = frozenset({"save_counter", "seed_generator_state"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,9 @@ class Matched:
 class ObjectMatch:
     """The objects of `parts` beside those of a checkpoint, whose children have the same names as the parts.
 
-    `others` are the names of those that are no part here.
+    Parts that are `fresh` are left alone, wherever they are met. What a part has is its own, also where
+    another part holds it. `others` are the names of those that are no part here, `notes` say
+    which numbers stay as the script set them, because `overrides` is true for them.
     """
 
     def __init__(
@@ -58,27 +67,37 @@ class ObjectMatch:
         graph: ObjectGraph,
         parts: Mapping[str, object],
         roots: Mapping[str, int],
+        *,
+        fresh: Collection[str] = (),
+        overrides: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self._bundle, self._graph = bundle, graph
+        self._bundle, self._graph, self._overrides = bundle, graph, overrides
         self.others = [name for name in roots if name not in parts and name not in _IGNORED_PARTS]
-        self.parts = {name: Matched() for name in parts}
+        self.parts = {name: Matched() for name in parts if name not in fresh}
+        self.notes: list[str] = []
+        self.has_optimizer = False
+        self._values = parts
+        self._names = {id(value): name for name, value in parts.items()}
+        # The objects there that parts are, and those that fresh parts would be.
+        self._roots = {name: roots[name] for name in self.parts if name in roots}
+        self._fresh_nodes = {roots[name] for name in parts if name in fresh and name in roots}
         # Which of the two sides has been given a partner: by the node, and by the variable.
         self._live_of: dict[int, Any] = {}
         self._node_of: dict[int, int] = {}
         self._trained: list[tuple[str, str, Any, int]] = []
-        present = {name: (value, roots[name]) for name, value in parts.items() if name in roots}
-        for name in parts.keys() - present.keys():
-            self.parts[name].differences.append(Difference("missing", "", "the checkpoint lacks this part"))
         for may_follow in (_is_no_list, _is_own):
-            for name, (value, node) in present.items():
-                self._walk(name, value, node, may_follow)
-        for name, (value, node) in present.items():
-            for slot, variable, at in slots_here(value, graph, node, self._live_of):
+            self._walk_all(may_follow)
+        for name in self.parts.keys() - self._roots.keys():
+            self.parts[name].differences.append(Difference("missing", "", "the checkpoint lacks this part"))
+        for name, node in self._roots.items():
+            for slot, variable, at in slots_here(parts[name], graph, node, self._live_of):
                 self._pair(name, slot, variable, at)
-            self._compare_settings(name, value, node)
+            self._compare_settings(name, parts[name], node)
         self._check_trained()
-        for name, (value, node) in present.items():
-            self._note_unpaired(name, value, node)
+        noted: set[int] = set()
+        for name, node in self._roots.items():
+            self._note_missing(name, noted)
+            self._note_unexpected(name, node)
 
     def fitting(self, part: str) -> list[Pair]:
         """Return the pairs of a part whose values can be taken: not those of another shape."""
@@ -102,13 +121,32 @@ class ObjectMatch:
         found = np.frombuffer(self._bundle.read(pair.key), numpy_dtype(entry.dtype)).reshape(entry.shape)
         return found.astype(pair.variable.dtype.as_numpy_dtype, copy=False)
 
+    def _walk_all(self, may_follow: Callable[[str], bool]) -> None:
+        done: set[str] = set()
+        # Parts that are met on the way are walked in their turn.
+        while left := [name for name in self._roots if name not in done]:
+            for name in left:
+                self._walk(name, self._values[name], self._roots[name], may_follow)
+            done.update(left)
+
+    def _is_elsewhere(self, part: str, live: object, node: int) -> bool:
+        """Tell whether `live` is another part than `part`; that it is `node` there is noted."""
+        other = self._names.get(id(live), part)
+        if other == part:
+            return False
+        if other in self.parts:
+            self._roots.setdefault(other, node)
+        else:
+            self._fresh_nodes.add(node)
+        return True
+
     def _walk(self, part: str, value: object, node: int, may_follow: Callable[[str], bool]) -> None:
         # Kept, so that no other object gets the identity of one that was met.
         seen: dict[tuple[int, int], object] = {}
         waiting = deque([("", value, node)])
         while waiting:
             name, live, at = waiting.popleft()
-            if (id(live), at) in seen:
+            if (id(live), at) in seen or (seen and self._is_elsewhere(part, live, at)):
                 continue
             seen[id(live), at] = live
             variable = variable_of(live)
@@ -117,16 +155,19 @@ class ObjectMatch:
                 continue
             there = self._graph.nodes[at].children
             waiting.extend(
-                (_joined(name, child), layer, inner) for child, layer, inner in numbered_layers(live, there)
+                (joined(name, child), layer, inner) for child, layer, inner in numbered_layers(live, there)
             )
-            for child, inner in children_of(live).items():
+            children = children_of(live)
+            if TRAINED in children:
+                self._compare_kind(part, name, children, there)
+            for child, inner in children.items():
                 called = name_there(child, there)
                 if called is None:
                     continue
-                if child == _TRAINED:
+                if child == TRAINED and may_follow is _is_own:
                     self._trained += self._in_list(part, name, inner, there[called])
-                elif may_follow(child):
-                    waiting.append((_joined(name, child), inner, there[called]))
+                elif child != TRAINED and may_follow(child):
+                    waiting.append((joined(name, child), inner, there[called]))
 
     def _pair(self, part: str, name: str, variable: Any, node: int) -> None:
         key = self._key(node)
@@ -142,10 +183,30 @@ class ObjectMatch:
             self.parts[part].differences.append(Difference("other", name, text))
             return
         self._live_of[node], self._node_of[id(variable)] = variable, node
+        if _is_rate(name) and self._overrides(_plain(part, name)):
+            self.notes.append(f"{_plain(part, name)}: as the script set it, by override=")
+            return
         self.parts[part].pairs.append(Pair(name, key, variable))
         self.parts[part].differences += self._against(name, variable, key)
         if _is_in_own_list(name):
             self.parts[part].differences += self._other_kind(name, variable, node)
+
+    def _compare_kind(
+        self, part: str, name: str, children: Mapping[str, Any], there: Mapping[str, int]
+    ) -> None:
+        """Note where an optimizer is of another class than there: its variables are called by it."""
+        self.has_optimizer = True
+        for child, inner in children.items():
+            variable, node = variable_of(inner), there.get(child)
+            if variable is None or node is None or not self._graph.nodes[node].attributes:
+                continue
+            before, here = self._graph.nodes[node].attributes[0].full_name, variable.name
+            if "/" in before and "/" in here and _kind_in(before) != _kind_in(here):
+                text = f"it is {_kind_in(before)} in the checkpoint, and {_kind_in(here)} here"
+                difference = Difference("unexpected", name, text)
+                if difference not in self.parts[part].differences:
+                    self.parts[part].differences.append(difference)
+                return
 
     def _other_kind(self, name: str, variable: Any, node: int) -> Iterator[Difference]:
         """Yield a difference where a place in a list is all that two variables of optimizers share."""
@@ -172,7 +233,9 @@ class ObjectMatch:
                 continue
             there = np.frombuffer(self._bundle.read(key), numpy_dtype(self._bundle.entries[key].dtype))
             self._live_of[at] = value
-            if there.tolist() != [there.dtype.type(here)]:
+            if self._overrides(_plain(part, name)):
+                self.notes.append(f"{_plain(part, name)}: as the script set it, by override=")
+            elif there.tolist() != [there.dtype.type(here)]:
                 text = f"it is {there.tolist()[0]:g} in the checkpoint, {here:g} here"
                 self.parts[part].differences.append(Difference("unexpected", name, text))
 
@@ -181,21 +244,56 @@ class ObjectMatch:
         for child, inner in children_of(live).items():
             variable = variable_of(inner)
             if variable is not None and child in there:
-                yield part, f"{_joined(name, _TRAINED)}.{child}", variable, there[child]
+                yield part, f"{joined(name, TRAINED)}.{child}", variable, there[child]
 
     def _check_trained(self) -> None:
         """Note where an optimizer trains other variables at a place than it did: slots go by that place."""
         for part, name, variable, node in self._trained:
-            known = self._live_of.get(node)
-            if known is not None and known is not variable:
+            known, other = self._live_of.get(node), self._node_of.get(id(variable))
+            if known is None and other is None:
+                text = "whether this is the variable that stands here in the checkpoint cannot be told"
+                self.parts[part].differences.append(Difference("unexpected", name, text))
+            elif known is not variable:
                 text = "another variable stands here than in the checkpoint: the order has changed"
                 self.parts[part].differences.append(Difference("other", name, text))
 
-    def _note_unpaired(self, part: str, value: object, node: int) -> None:
+    def _note_missing(self, part: str, noted: set[int]) -> None:
+        apart = {id(value) for name, value in self._values.items() if name != part}
+        seen = live_variables(self._values[part], apart)
+        unseen = self._unseen(part, {id(variable) for _, variable in seen})
+        lacking = [(*item, "the checkpoint lacks it") for item in seen]
+        lacking += [(*item, f"no object that TensorFlow saves leads to {item[1].name}") for item in unseen]
+        for name, variable, text in lacking:
+            if id(variable) not in self._node_of and id(variable) not in noted:
+                noted.add(id(variable))
+                self.parts[part].differences.append(Difference("missing", name, text))
+
+    def _unseen(self, part: str, seen: Collection[int]) -> Iterator[tuple[str, Any]]:
+        """Yield the variables of a part that TensorFlow saves for no object, as in a dictionary of layers."""
+        mine = _all_below(self._values[part])
+        fresh = [value for name, value in self._values.items() if name not in self.parts]
+        theirs = {id(variable) for value in fresh for variable in _all_below(value).values()}
+        if theirs.issuperset(map(id, mine.values())):
+            # It is inside a fresh part.
+            theirs = set()
+        for name, variable in mine.items():
+            is_kept = name.rpartition(".")[2] not in _NEVER_KEPT
+            if is_kept and id(variable) not in seen and id(variable) not in theirs:
+                yield name, variable
+
+    def changed_rates(self) -> Iterator[str]:
+        """Yield a line for each learning rate that will not be the one that the script set."""
+        for part in self.parts:
+            for pair in self.fitting(part):
+                if not _is_rate(pair.name) or pair.variable.shape.rank != 0:
+                    continue
+                there, here = self._value(pair), pair.variable.numpy()
+                if there != here:
+                    text = f"{there:g} as in the checkpoint, the script set {here:g}"
+                    yield f"{_plain(part, pair.name)}: {text}"
+
+    def _note_unexpected(self, part: str, node: int) -> None:
         found = self.parts[part].differences
-        for name, variable in live_variables(value):
-            if id(variable) not in self._node_of:
-                found.append(Difference("missing", name, "the checkpoint lacks it"))
         for path, at in self._nodes_below(node):
             for attribute in self._graph.nodes[at].attributes:
                 if at not in self._live_of and attribute.key in self._bundle.entries:
@@ -203,68 +301,41 @@ class ObjectMatch:
                     found.append(Difference("unexpected", path, f"the program lacks it{called}"))
 
     def _nodes_below(self, root: int) -> Iterator[tuple[str, int]]:
-        seen, waiting = {root}, deque([("", root)])
+        seen, waiting = {root, *self._fresh_nodes, *self._roots.values()}, deque([("", root)])
         while waiting:
             path, current = waiting.popleft()
             yield path, current
             node = self._graph.nodes[current]
-            inner = [(child, at) for child, at in node.children.items() if child != _TRAINED]
+            inner = [(child, at) for child, at in node.children.items() if child != TRAINED]
             # What Keras 2 kept for a variable, beside the children of its optimizer.
             inner += [(f"{slot.name}.{slot.original}", slot.slot) for slot in node.slots]
             for child, at in inner:
                 if at not in seen:
                     seen.add(at)
-                    waiting.append((_joined(path, child), at))
+                    waiting.append((joined(path, child), at))
 
 
-def children_of(value: object) -> Mapping[str, Any]:
-    """Return what TensorFlow would save below an object, by its names there."""
-    try:
-        found: Mapping[str, Any] = tf.train.TrackableView.children(value)
-    except (AttributeError, TypeError, ValueError):
-        # No object that TensorFlow could keep.
-        return {}
-    return found
-
-
-def variable_of(value: Any) -> Any:
-    """Return the variable that `value` is, or is Keras' name for; None if it is none."""
-    if is_variable(value):
-        return value
-    inner = getattr(value, "value", None)
-    return inner if not callable(inner) and is_variable(inner) else None
-
-
-def live_variables(value: object) -> list[tuple[str, Any]]:
-    """Return the variables below an object, each once, by the shortest way; not what it trains."""
-    found: list[tuple[str, Any]] = []
-    seen: dict[int, object] = {}
-    waiting = deque([("", value)])
-    while waiting:
-        name, live = waiting.popleft()
-        variable = variable_of(live)
-        key = id(live if variable is None else variable)
-        if key in seen:
-            continue
-        seen[key] = live
-        if variable is not None:
-            found.append((name, variable))
-            continue
-        inner = [(child, item) for child, item in children_of(live).items() if child != _TRAINED]
-        waiting.extend((_joined(name, child), item) for child, item in sorted(inner, key=_lists_last))
-    return found
-
-
-def _lists_last(item: tuple[str, Any]) -> bool:
-    return item[0] in _OWN_LISTS
+def _all_below(value: object) -> Mapping[str, Any]:
+    """Return every variable below an object, by whatever way it is held."""
+    is_container = isinstance(value, dict | list | tuple) or hasattr(value, "__dict__")
+    return content_of(value).variables if is_container and variable_of(value) is None else {}
 
 
 def _is_no_list(child: str) -> bool:
-    return child not in _OWN_LISTS
+    return child not in OWN_LISTS
 
 
 def _is_own(child: str) -> bool:
     return True
+
+
+def _is_rate(name: str) -> bool:
+    return name.rpartition(".")[2].lstrip("_") == "learning_rate"
+
+
+def _plain(part: str, name: str) -> str:
+    """Return what the user calls a setting, `optimizer.learning_rate`."""
+    return ".".join([part, *(segment.lstrip("_") for segment in name.split("."))])
 
 
 def _kind_in(full_name: str) -> str:
@@ -273,11 +344,7 @@ def _kind_in(full_name: str) -> str:
 
 
 def _is_in_own_list(name: str) -> bool:
-    return not _OWN_LISTS.isdisjoint(name.split("."))
-
-
-def _joined(name: str, child: str) -> str:
-    return f"{name}.{child}" if name else child
+    return not OWN_LISTS.isdisjoint(name.split("."))
 
 
 def names_in_graph(

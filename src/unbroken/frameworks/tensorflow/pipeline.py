@@ -57,7 +57,7 @@ class Pipeline:
 
     def _add(self, dataset: Any) -> Stage:
         if id(dataset) not in self._by_dataset:
-            inputs = [self._add(found) for found in _inputs(dataset)]
+            inputs = [self._add(found) for found in dataset._inputs()]
             stage = Stage(dataset, self._name(dataset, is_source=not inputs), inputs)
             self._by_dataset[id(dataset)] = stage
         return self._by_dataset[id(dataset)]
@@ -81,6 +81,19 @@ class Pipeline:
     def draws_at_begin(self) -> bool:
         """Whether it matters in which order iterators are made."""
         return any(stage.draws_anew or _captures_datasets(stage) for stage in self.stages)
+
+    @property
+    def draws_only_at_begin(self) -> bool:
+        """Whether an iterator draws nothing more once it is made: nothing in it begins again."""
+        begins_again = any(stage.name.startswith("repeat") for stage in self.stages)
+        # Made while its file is not complete, an iterator over a cache would write the file once more.
+        writes_file = any(stage.value("_filename") for stage in self.stages if stage.name.startswith("cache"))
+        return not (begins_again or writes_file or any(map(_captures_datasets, self.stages)))
+
+    @property
+    def caches_in_memory(self) -> bool:
+        """Whether what was read once is kept for the passes that follow."""
+        return any(stage.name.startswith("cache") and not stage.value("_filename") for stage in self.stages)
 
     def python_functions(self) -> dict[str, Any]:
         """Return the functions of Python that it calls, by where."""
@@ -160,14 +173,6 @@ def _nodes(functions: list[Any]) -> list[Any]:
 def _is_stateful(op: str) -> bool:
     definition = op_def_registry.get(op)
     return definition is not None and bool(definition.is_stateful)
-
-
-def _inputs(dataset: Any) -> list[Any]:
-    found = []
-    for value in vars(dataset).values():
-        several = value if isinstance(value, list | tuple) else [value]
-        found += [item for item in several if isinstance(item, tf.data.Dataset)]
-    return found
 
 
 def _below(stage: Stage) -> Iterator[Stage]:

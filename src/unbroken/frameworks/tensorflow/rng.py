@@ -17,7 +17,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
 from unbroken.frameworks.rng import plain_python_state, python_state
-from unbroken.frameworks.tensorflow.tensors import assign_value, read_value
+from unbroken.frameworks.tensorflow.distributed import assign_value
+from unbroken.frameworks.tensorflow.tensors import read_value
 
 _SEED, _DRAWN, _GLOBAL = "seed", "operation_seeds", "global_generator"
 

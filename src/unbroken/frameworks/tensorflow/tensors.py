@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.frameworks.tensorflow.distributed import copies_of, is_variable, shards_of
+from unbroken.frameworks.tensorflow.distributed import (
+    assign_value,
+    copies_of,
+    is_one_value,
+    is_variable,
+    shards_of,
+)
 from unbroken.state.handlers import Difference
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource
 from unbroken.state.tree import Json
@@ -133,6 +139,21 @@ class TfTensor(TensorSource):
         return self._array
 
 
+class _BesideItsCopies(TfTensor):
+    """A distributed variable of which whoever keeps it keeps the unlike copies, too."""
+
+    __slots__ = ()
+
+    @property
+    def library(self) -> str:
+        return TensorFlowCodec.root
+
+
+def beside_its_copies(variable: Any) -> Any:
+    """Return what stands for `variable` in a state that has its unlike copies beside it: see Replicas."""
+    return _BesideItsCopies(variable) if len(copies_of(variable)) > 1 else variable
+
+
 class ArrayTensor(TensorSource):
     """An array of host memory that nobody changes, such as the value of a variable in a session."""
 
@@ -182,24 +203,6 @@ def read_value(tensor: Any) -> Any:
     return tf.convert_to_tensor(tensor.read_value())
 
 
-def assign_value(variable: Any, value: Any) -> None:
-    """Give `variable`, and each copy of it, the `value` of the same dtype and shape."""
-    copies = copies_of(variable)
-    is_read_as_sum = (
-        bool(copies)
-        and variable.synchronization is tf.VariableSynchronization.ON_READ
-        and variable.aggregation is tf.VariableAggregation.SUM
-    )
-    if not is_read_as_sum:
-        variable.assign(value)
-        return
-    # All of it to one copy: divided among them, whole numbers would be rounded.
-    first, *others = copies
-    first.assign(value)
-    for other in others:
-        other.assign(tf.zeros_like(other))
-
-
 def refuse_without_value(variable: Any) -> None:
     """Raise UnsupportedStateError for a variable that only a session can read."""
     if copies_of(variable) or shards_of(variable) or hasattr(getattr(variable, "handle", None), "numpy"):
@@ -208,6 +211,15 @@ def refuse_without_value(variable: Any) -> None:
         f"cannot keep the variable {variable.name}, whose value is in a session",
         hint="pass the tf.compat.v1.Session itself, as session=..., and all its variables are kept",
     )
+
+
+def _refuse_unlike_copies(variable: Any) -> None:
+    # Beside values of Python there is place for one value only; those who keep each copy do not ask for this.
+    if not is_one_value(variable):
+        raise UnsupportedStateError(
+            f"cannot keep the variable {variable.name} in here, whose copies are not one value",
+            hint="pass it as a part of its own, by a keyword of Run, or as an attribute of a tf.Module",
+        )
 
 
 def _read(variable: Any) -> Any:
@@ -258,7 +270,10 @@ class TensorFlowCodec:
         self._describes = describes
 
     def encode(self, value: object) -> TfTensor | Json:
-        if is_variable(value) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):
+        if is_variable(value):
+            _refuse_unlike_copies(value)
+            return TfTensor(value)
+        if is_eager(value):
             return TfTensor(value)
         if isinstance(value, tf.DType):
             return {"dtype": value.name}

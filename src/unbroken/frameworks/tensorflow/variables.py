@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from unbroken.frameworks.tensorflow.distributed import Replicas, is_variable
-from unbroken.frameworks.tensorflow.tensors import assign_value, variable_differences
+from unbroken.frameworks.tensorflow.distributed import Replicas, fill, is_variable
+from unbroken.frameworks.tensorflow.tensors import beside_its_copies, variable_differences
 from unbroken.state.handlers import ORDER_VALUE, Difference, TensorFacts
 
 _VALUE, _REPLICAS = "value", "(replicas)"
@@ -26,7 +26,7 @@ class VariableHandler:
 
     def state(self, value: Any) -> object:
         replicas = self._replicas.state({_VALUE: value})
-        return {_VALUE: value, **({_REPLICAS: replicas} if replicas else {})}
+        return {_VALUE: beside_its_copies(value), **({_REPLICAS: replicas} if replicas else {})}
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         return [
@@ -37,10 +37,3 @@ class VariableHandler:
     def restore(self, value: Any, state: Any) -> None:
         fill(value, state[_VALUE])
         self._replicas.restore({_VALUE: value}, state.get(_REPLICAS, {}))
-
-
-def fill(variable: Any, loaded: Any) -> None:
-    """Put a loaded array into `variable`; one of another shape was allowed, and the variable stays."""
-    if variable.shape.is_compatible_with(loaded.shape):
-        # Another dtype was allowed, too.
-        assign_value(variable, loaded.astype(variable.dtype.as_numpy_dtype, copy=False))

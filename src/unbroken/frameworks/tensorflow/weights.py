@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from unbroken.frameworks.tensorflow.content import content_of
+from unbroken.frameworks.tensorflow.distributed import assign_value
 from unbroken.frameworks.tensorflow.object_graph import names_in_graph
-from unbroken.frameworks.tensorflow.tensors import TfTensor, assign_value, dtype_name, numpy_dtype
+from unbroken.frameworks.tensorflow.tensors import TfTensor, dtype_name, numpy_dtype
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import ObjectGraph
 from unbroken.state.handlers import Difference

@@ -126,6 +126,9 @@ class DcpDirectory(CheckpointReader):
     def _verify(
         self, place: Place, where: str, dtype: str | None = None, sizes: Sequence[int] = ()
     ) -> Iterator[Finding]:
+        if place.transforms:
+            # It is there, and said to be unread.
+            return
         try:
             reader = self._open(place) if dtype is None else self._open_piece(place, dtype, sizes)
             found = [*reader.problems, *reader.verify()]
@@ -156,7 +159,7 @@ class DcpDirectory(CheckpointReader):
 
     def _open(self, place: Place) -> TorchZip:
         if place.transforms:
-            raise unreadable(_at(self.path, place), f"it went through {', '.join(place.transforms)}")
+            raise unreadable(_at(self.path, place), _transformed(place))
         file = self._opened[place.file]
         part = FileSlice(file, place.start, place.size_bytes)
         return TorchZip(file.path, ZipEntries(file.path, part))
@@ -181,7 +184,9 @@ class DcpDirectory(CheckpointReader):
             wrong = tiling.problem(tensor.shape, tensor.pieces)
             places = [piece.place for piece in tensor.pieces]
             wrong = wrong or next(filter(None, map(self._wrong_place, places)), None) or ranges.get(name)
-            if wrong is None and sum(place.size_bytes for place in places if place) < tensor.size_bytes:
+            is_plain = not any(place.transforms for place in places if place)
+            stored_bytes = sum(place.size_bytes for place in places if place)
+            if wrong is None and is_plain and stored_bytes < tensor.size_bytes:
                 wrong = f"expected {tensor.size_bytes} bytes in its pieces, found fewer"
             if wrong is not None:
                 yield name, wrong
@@ -220,6 +225,9 @@ class DcpDirectory(CheckpointReader):
         if place is not None and place.size_bytes > _LARGEST_VALUE_BYTES:
             self.notes.append(f"value {path} of {place.size_bytes} bytes is not read")
             return f"({place.size_bytes} bytes)"
+        if place is not None and place.transforms and name not in self._wrong:
+            self.notes.append(f"value {path} is not read: {_transformed(place)}")
+            return "(not read)"
         try:
             reader = self._value(name)
         except DamagedError as error:
@@ -284,6 +292,9 @@ class DcpDirectory(CheckpointReader):
         return True
 
     def _note(self, names: Sequence[str]) -> None:
+        places = {name: place for name, place in self._layout.places() if place.transforms}
+        for name in places.keys() & self._layout.tensors.keys() - self._wrong.keys():
+            self.notes.append(f"tensor {self._paths[name]} is not read: {_transformed(places[name])}")
         for name, why in self._layout.unread.items():
             self.notes.append(f"tensor {name} is not read: {why}")
         strangers = [name for name in names if DCP_RANK.fullmatch(name) and name not in self.files]
@@ -299,6 +310,10 @@ def _names(directory: Path) -> list[str]:
 
 def _at(directory: Path, place: Place) -> str:
     return f"{directory / place.file}: byte {place.start}"
+
+
+def _transformed(place: Place) -> str:
+    return f"it went through {', '.join(place.transforms)}"
 
 
 def _where(tensor: CutTensor) -> str:

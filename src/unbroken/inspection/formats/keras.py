@@ -13,7 +13,6 @@ from unbroken.inspection.formats.base import (
     CheckpointReader,
     RegularFile,
     StoredTensor,
-    damaged,
     swapped,
 )
 from unbroken.inspection.formats.zips import DOUBLED, ZipEntries
@@ -45,7 +44,7 @@ class KerasFile(CheckpointReader):
             if archive.doubled:
                 self.problems.append(Finding(file=path.name, problem=DOUBLED))
             self._hdf5 = _inside(archive)
-        self._found = self._contents()
+        self._found = keras_files.contents(self._hdf5)
         self.format = _FORMATS[self._found.form] if archive is None else _ARCHIVE
         self._enter_arrays()
         self._say()
@@ -69,12 +68,6 @@ class KerasFile(CheckpointReader):
                 self.read(path)
             except DamagedError as error:
                 yield Finding(file=tensor.where, problem=error.message)
-
-    def _contents(self) -> keras_files.Contents:
-        try:
-            return keras_files.contents(self._hdf5)
-        except ValueError as error:
-            raise damaged(str(self.path), "a configuration in JSON", str(error)) from error
 
     def _enter_arrays(self) -> None:
         for place, problem in self._hdf5.problems:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import keras
 import msgspec
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.integrations.keras.csv_files import KEPT, file_size, go_on_with_file, has_file
+from unbroken.integrations.keras.csv_files import KEPT, cut_file, file_size, has_file
+from unbroken.integrations.keras.live_values import is_variable, live_state, put_live
+from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import bytes_of
@@ -27,6 +30,12 @@ _OF_FIT = frozenset({"_model", "params"})
 _CLOCK = "_time"
 # What callbacks compare a monitored value by, once they have found out; with it they turn a sign around.
 _OPERATIONS = {"less": keras.ops.less, "greater": keras.ops.greater}
+# The setting whose sign Keras turns when it has found out.
+_LEAST = "min_delta"
+# Whose callbacks are known: what they have that cannot be kept is made anew by each fit.
+_OF_LIBRARIES = frozenset({"keras", "unbroken"})
+# The name under which another order of the callbacks is refused.
+ORDER = "the order of the callbacks"
 # Longer settings are not compared: they are data.
 _LONGEST_SETTING = 200
 
@@ -37,6 +46,8 @@ class KeptCallback:
     def __init__(self, name: str, callback: Any) -> None:
         self.name = name
         self.callback = callback
+        self._appends: bool | None = None
+        self._told = set[str]()
         self._built = {} if self._has_own_state else copy.deepcopy(self._attributes())
 
     @property
@@ -48,15 +59,17 @@ class KeptCallback:
         """Return what it has come to know, and its settings."""
         if self._has_own_state:
             return {"own": self.callback.state_dict()}
+        self.tell_of_unkept()
         now = self._attributes()
         moved = {
             key: value
             for key, value in now.items()
             if key not in self._built or not _is_same(value, self._built[key])
         }
-        settings = {key: repr(value) for key, value in self._built.items() if key not in moved}
+        settings = {key: repr(value) for key, value in self._built.items()}
         return {
             "attributes": moved,
+            "live": self._live(),
             "removed": sorted(self._built.keys() - vars(self.callback).keys()),
             "operations": self._operations(),
             "settings": {key: text for key, text in settings.items() if len(text) <= _LONGEST_SETTING},
@@ -66,7 +79,18 @@ class KeptCallback:
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Do what has to be done before it begins in a fit that goes on."""
         if "file_bytes" in state and has_file(self.callback):
-            go_on_with_file(self.callback, state["file_bytes"])
+            # It would empty the file.
+            self._appends, self.callback.append = self.callback.append, True
+
+    def has_begun(self) -> None:
+        """Undo what was done before it began: the script may give it to another fit."""
+        if self._appends is not None:
+            self._appends, self.callback.append = None, self._appends
+
+    def cut_file(self, state: Mapping[str, Any]) -> None:
+        """Drop what it has written to a file of its own behind the checkpoint."""
+        if "file_bytes" in state and has_file(self.callback):
+            cut_file(self.callback, state["file_bytes"])
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put what it had come to know into it; the rest is as it was built."""
@@ -84,6 +108,10 @@ class KeptCallback:
         here.update(wanted)
         here.update({key: self._built.get(key) for key in self._operations()})
         here.update({key: _OPERATIONS[name] for key, name in state["operations"].items()})
+        if _LEAST in self._built and _LEAST in state["attributes"] and self._has_turned(state):
+            here[_LEAST] = -self._built[_LEAST]
+        for key, kept in state["live"].items():
+            put_live(f"{self.name}.{key}", here.get(key), kept)
 
     def differences(self, state: Mapping[str, Any]) -> list[Difference]:
         """Return why a state does not fit."""
@@ -94,11 +122,42 @@ class KeptCallback:
 
     def changed_settings(self, state: Mapping[str, Any]) -> list[str]:
         """Return a line for each setting that the script has changed."""
-        return [
-            f"{self.name}: {key}={self._built[key]!r} of the script is used, the checkpoint has {text}"
+        changed = {
+            key: text
             for key, text in state.get("settings", {}).items()
             if key in self._built and repr(self._built[key]) != text
+        }
+        moved = {key for key in state.get("attributes", {}) if key != _LEAST or not self._has_turned(state)}
+        return [
+            f"{self.name}: {key}={self._built[key]!r} of the script is "
+            + ("not used: the checkpoint says to what it came" if key in moved else "used")
+            + f", the checkpoint has {text}"
+            for key, text in changed.items()
         ]
+
+    def tell_of_unkept(self) -> None:
+        """Say once of each attribute that it is in no checkpoint and looks as if it had a state."""
+        if self._has_own_state or _root(self.callback) in _OF_LIBRARIES:
+            return
+        lost = {
+            key
+            for key, value in vars(self.callback).items()
+            if key not in _OF_FIT and not _is_silent(value) and not _is_kept(value)
+        }
+        for key in sorted(lost - self._told):
+            kind = type(vars(self.callback)[key]).__name__
+            tell(
+                f"fit: {self.name}.{key}, a {kind}, cannot be kept: in a resume it is as the script makes it"
+            )
+        self._told |= lost
+
+    def _has_turned(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether Keras has turned the sign of the setting that it turns for what should get less."""
+        return bool(repr(-state["attributes"][_LEAST]) == state["settings"].get(_LEAST))
+
+    def _live(self) -> dict[str, Any]:
+        found = {key: live_state(value) for key, value in vars(self.callback).items() if key not in _OF_FIT}
+        return {key: state for key, state in found.items() if state is not None}
 
     def _operations(self) -> dict[str, str]:
         return {
@@ -112,7 +171,7 @@ class KeptCallback:
         here = {key: value for key, value in vars(self.callback).items() if key not in _OF_FIT}
         if has_file(self.callback):
             here = {key: value for key, value in here.items() if key in KEPT}
-        elif type(self.callback).__module__.partition(".")[0] == "keras":
+        elif _root(self.callback) == "keras":
             here = {key: value for key, value in here.items() if not key.endswith(_CLOCK)}
         return {key: value for key, value in here.items() if _encoded(value) is not None}
 
@@ -141,7 +200,7 @@ def callback_differences(kept: Sequence[KeptCallback], states: Mapping[str, Any]
     saved = [name for name in states if name in names]
     if not found and shared != saved:
         text = f"{', '.join(shared)}, the checkpoint has them as {', '.join(saved)}"
-        found.append(Difference("other", "the order of the callbacks", text))
+        found.append(Difference("other", ORDER, text))
     return sorted(found, key=lambda item: item.name)
 
 
@@ -178,10 +237,42 @@ def _encoded(value: object) -> tuple[bytes, TensorTable] | None:
     """Return a plain value as text, with its tensors; None for one that cannot be kept."""
     table = TensorTable()
     try:
-        encoded = Encoder(table, families.codecs()).encode(value, "callback")
+        codecs = [_WithoutVariables(codec) for codec in families.codecs()]
+        encoded = Encoder(table, codecs).encode(value, "callback")
     except UnsupportedStateError:
         return None
     return msgspec.json.encode(encoded, order="sorted"), table
+
+
+class _WithoutVariables:
+    """A codec for all but variables: what is loaded for one is no variable, and cannot take its place."""
+
+    def __init__(self, codec: Any) -> None:
+        self.root, self._codec = codec.root, codec
+
+    def encode(self, value: object) -> Any:
+        if is_variable(value):
+            raise UnsupportedStateError(
+                "callback: expected plain values, found a variable inside others",
+                hint="make it an attribute of the callback",
+            )
+        return self._codec.encode(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codec, name)
+
+
+def _is_kept(value: object) -> bool:
+    return _encoded(value) is not None or live_state(value) is not None
+
+
+def _is_silent(value: object) -> bool:
+    # What computes, and what is of the program: no state, or one that is kept elsewhere.
+    return callable(value) or isinstance(value, ModuleType) or _root(value) == "unbroken"
+
+
+def _root(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -7,11 +7,21 @@ from typing import Any
 
 import keras
 
-from unbroken.errors import UsageError
+from unbroken.errors import UnsupportedStateError, UsageError
 from unbroken.frameworks.keras.fit_state import FIT_PART, FitState
 from unbroken.integrations.keras.callback_state import KeptCallback, kept_callbacks
-from unbroken.integrations.keras.fit import Fit, check_callbacks, restore_callbacks, saved_callbacks
-from unbroken.integrations.keras.frames import RunningFit, running_fit
+from unbroken.integrations.keras.csv_files import has_file
+from unbroken.integrations.keras.fit import (
+    Fit,
+    check_callbacks,
+    check_compiled,
+    check_done,
+    goes_on,
+    restore_callbacks,
+    saved_callbacks,
+    tell_of_settings,
+)
+from unbroken.integrations.keras.frames import RunningFit, begin_with, running_fit
 from unbroken.training.run import Run
 
 
@@ -46,7 +56,12 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         callbacks = holder.callbacks if isinstance(holder, keras.callbacks.CallbackList) else []
         self._kept = kept_callbacks(callbacks, [Checkpoint, _Last, keras.callbacks.ProgbarLogger])
         known = self._run.parts.get(FIT_PART)
-        saved = saved_callbacks(known) if isinstance(known, FitState) else {}
+        if not isinstance(known, FitState):
+            return
+        saved = saved_callbacks(known)
+        if goes_on(known):
+            # Before anything is done to the files of callbacks.
+            check_callbacks(self._kept, saved, known)
         for found in self._kept:
             if found.name in saved:
                 found.prepare(saved[found.name])
@@ -62,6 +77,7 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         callbacks = running.callbacks.callbacks
         _check_alone(callbacks)
         if not self._kept:
+            _refuse_files(callbacks)
             self._kept = kept_callbacks(callbacks, [Checkpoint, _Last, keras.callbacks.ProgbarLogger])
         last = _Last(self._run, known, running, self._kept)
         last.set_model(model)
@@ -91,14 +107,20 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         known, number = self._known, self._known.begun
         saved = saved_callbacks(known)
-        if known.live is None and known.kept and number <= known.kept["number"]:
+        for found in self._kept:
+            found.has_begun()
+        if goes_on(known):
             check_callbacks(self._kept, saved, known)
-        known.begun += 1
-        if known.live is None and known.kept and number < known.kept["number"]:
+            tell_of_settings(self._kept, saved)
+        if goes_on(known) and number < known.kept["number"]:
             # All of this fit was done before the checkpoint, and others begun after it.
+            check_done(known.kept["finished"][number], self._running, number, known.kept["number"])
+            known.begun += 1
             restore_callbacks(self._kept, saved)
-            self.model._initial_epoch = self._running.epochs
+            begin_with(self.model, self._running.epochs)
             return
+        check_compiled(known, self.model)
+        known.begun += 1
         self._fit = Fit.following(known, self._run, self.model, self._running, self._kept)
         self._fit.begin()
 
@@ -127,6 +149,16 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None
         if self._fit is not None:
             self._fit.end()
+
+
+def _refuse_files(callbacks: list[Any]) -> None:
+    """Refuse what has lost its rows by now: nobody has said before it began that the fit goes on."""
+    if any(has_file(found) for found in callbacks):
+        raise UnsupportedStateError(
+            "unbroken.keras.Checkpoint: expected to be told of the fit before its callbacks begin, found a "
+            "CSVLogger in a CallbackList that tells its callbacks nothing",
+            hint="give fit the callbacks as a list, or CallbackList(..., epochs=epochs)",
+        )
 
 
 def _check_alone(callbacks: list[Any]) -> None:

@@ -22,12 +22,9 @@ def file_size(callback: Any) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def go_on_with_file(callback: Any, size_bytes: int) -> None:
-    """Drop the rows that were written behind a checkpoint, and have the callback append to the others.
-
-    To be called before the callback begins: it would empty the file.
-    """
+def cut_file(callback: Any, size_bytes: int) -> None:
+    """Drop the rows that were written behind a checkpoint, though the callback has opened the file."""
     if os.path.exists(callback.filename):
-        with open(callback.filename, "r+b") as file:
-            file.truncate(min(size_bytes, file_size(callback)))
-    callback.append = True
+        os.truncate(callback.filename, min(size_bytes, file_size(callback)))
+    # It looked for a header as it began, in what is gone now.
+    callback.append_header = file_size(callback) == 0

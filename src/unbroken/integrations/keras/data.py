@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +18,9 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 
-from unbroken.errors import UnsupportedStateError
-from unbroken.frameworks.keras.fit_data import Continued, NumberedBatches, OneStream
+from unbroken.errors import StateMismatchError, UnsupportedStateError
+from unbroken.frameworks.generators import is_generator
+from unbroken.frameworks.keras.fit_data import Continued, FitData, NumberedBatches, OneStream
 from unbroken.rundir.tell import tell
 from unbroken.training.replay import resumable
 
@@ -36,8 +38,9 @@ def fit_data(adapter: Any, steps_per_epoch: int | None) -> Any:
     if isinstance(adapter, PyDatasetAdapter):
         return _of_py_dataset(adapter, steps_per_epoch)
     if isinstance(adapter, GeneratorDataAdapter):
-        tell("fit: a generator cannot go back; a resume reads again what was consumed of it")
-        return OneStream(adapter.generator(), {"dataset": "a generator"}, steps_per_epoch)
+        first, items = adapter._first_batches, iter(adapter.generator())
+        looks = {"dataset": {"class": "a generator", "arrays": _kinds(first[0])}}
+        return OneStream(first, itertools.islice(items, len(first), None), looks, steps_per_epoch)
     if isinstance(adapter, TFDatasetAdapter):
         return _of_loader(adapter.get_tf_dataset(), steps_per_epoch)
     if isinstance(adapter, TorchDataLoaderAdapter):
@@ -49,6 +52,60 @@ def fit_data(adapter: Any, steps_per_epoch: int | None) -> Any:
     )
 
 
+def looks_of(data: Any) -> dict[str, Any]:
+    """Return what tells the data that `fit_data` gave from other data, as far as they are looked at."""
+    if isinstance(data, FitData):
+        return data.looks
+    return {"dataset": type(data).__name__, "steps_per_epoch": None}
+
+
+def check_data(adapter: Any, parts: Mapping[str, object]) -> None:
+    """Raise UnsupportedStateError for data with a state that the run would not keep; say how others go on."""
+    if isinstance(adapter, GeneratorDataAdapter):
+        tell("fit: a generator cannot go back; a resume reads again what was consumed of it")
+    if not isinstance(adapter, PyDatasetAdapter):
+        return
+    if adapter.enqueuer is not None:
+        # They read ahead, and what they draw for batches that nobody has trained on yet is in no checkpoint.
+        adapter.enqueuer = None
+        tell("fit: the batches of the PyDataset are made in this process; its workers are not used")
+    dataset = adapter.py_dataset
+    state = state_of_its_own(dataset)
+    if state is not None and not any(part is dataset for part in parts.values()):
+        raise UnsupportedStateError(
+            f"fit: expected a PyDataset without a state of its own, found a {type(dataset).__name__} "
+            f"with {state}, which is no part of the run",
+            hint="make it one: Run(..., data=dataset), and give fit the same object",
+        )
+
+
+def state_of_its_own(dataset: Any) -> str | None:
+    """Return what a PyDataset has that changes from epoch to epoch or from draw to draw, or None."""
+    for name in ("on_epoch_begin", "on_epoch_end"):
+        if getattr(type(dataset), name, None) is not getattr(keras.utils.PyDataset, name, None):
+            return f"an {name}()"
+    drawn = [
+        name
+        for name, value in vars(dataset).items()
+        if is_generator(value) or isinstance(value, keras.random.SeedGenerator)
+    ]
+    return f"the random generator {drawn[0]!r}" if drawn else None
+
+
+def tell_of_validation(data: Any) -> None:
+    """Say that a validation begins with its data anew in each process, where it may matter."""
+    is_fixed = data is None or all(
+        leaf is None or keras.ops.is_tensor(leaf) or isinstance(leaf, np.ndarray)
+        for leaf in tree.flatten(data)
+    )
+    if is_fixed or (isinstance(data, keras.utils.PyDataset) and state_of_its_own(data) is None):
+        return
+    tell(
+        f"fit: validation data of class {type(data).__name__} have no place in a checkpoint: what they "
+        "shuffle, draw or count begins anew in a resume, and so do the values that follow from it"
+    )
+
+
 def _of_loader(loader: Any, steps_per_epoch: int | None) -> Any:
     if steps_per_epoch is None:
         return loader
@@ -56,6 +113,7 @@ def _of_loader(loader: Any, steps_per_epoch: int | None) -> Any:
 
 
 def _of_arrays(adapter: Any, steps_per_epoch: int | None) -> NumberedBatches:
+    _refuse_sparse(adapter._inputs)
     inputs = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="numpy")
     count, size, shuffle = adapter._num_samples, adapter._batch_size, adapter._shuffle
 
@@ -86,6 +144,25 @@ def _of_arrays(adapter: Any, steps_per_epoch: int | None) -> NumberedBatches:
     )
 
 
+def _refuse_sparse(inputs: Any) -> None:
+    for sliceable in tree.flatten(inputs):
+        array = getattr(sliceable, "array", sliceable)
+        kind = type(array).__name__
+        if "sparse" in f"{type(array).__module__} {kind}".lower() or kind == "RaggedTensor":
+            raise UnsupportedStateError(
+                f"fit: expected dense arrays, found one of class {kind}",
+                hint="make it dense, or train in a loop over run.epochs and run.batches",
+            )
+
+
+def _kinds(batch: Any) -> list[str]:
+    """Return the dtypes and the numbers of axes of the arrays in a batch; values may be drawn."""
+    return [
+        "none" if leaf is None else f"{keras.backend.standardize_dtype(leaf.dtype)}/{len(leaf.shape)}"
+        for leaf in tree.flatten(batch)
+    ]
+
+
 def _content(inputs: Any, count: int) -> str:
     """Return a digest of shapes, dtypes and some rows: enough to tell other data, at no cost."""
     rows = np.unique(np.linspace(0, count - 1, _ROWS_LOOKED_AT, dtype=np.int64))
@@ -102,10 +179,6 @@ def _content(inputs: Any, count: int) -> str:
 def _of_py_dataset(adapter: Any, steps_per_epoch: int | None) -> NumberedBatches:
     dataset, count = adapter.py_dataset, adapter.py_dataset.num_batches
     shuffles = bool(adapter.shuffle) and count is not None
-    if adapter.enqueuer is not None:
-        # They read ahead, and what they draw for batches that nobody has trained on yet is in no checkpoint.
-        adapter.enqueuer = None
-        tell("fit: the batches of the PyDataset are made in this process; its workers are not used")
 
     def order(rng: np.random.Generator) -> Callable[[int], int]:
         if not shuffles:
@@ -117,7 +190,7 @@ def _of_py_dataset(adapter: Any, steps_per_epoch: int | None) -> NumberedBatches
         lambda index: adapter._standardize_batch(dataset[index]),
         order,
         count=count,
-        looks={"dataset": {"batches": count}, "shuffle": shuffles},
+        looks={"dataset": {"class": type(dataset).__qualname__, "batches": count}, "shuffle": shuffles},
         steps_per_epoch=steps_per_epoch,
     )
 
@@ -133,12 +206,28 @@ def build_metrics(model: Any, epoch_iterator: Any) -> None:
     """Make what `model` was compiled with and would make with its first batch, of what its data look like."""
     if keras.backend.backend() != "tensorflow":
         return  # fit has done that
+    compiled = (model._compile_metrics, model._compile_loss)
+    if all(found is None or found.built for found in compiled):
+        # A model with a train_step of its own need not have a call() to be built by.
+        return
     spec = epoch_iterator._distributed_dataset.element_spec
-    model._symbolic_build(
-        data_batch=tree.map_structure(
-            lambda item: keras.KerasTensor(tuple(item.shape), item.dtype.name), spec
-        )
+    batch = tree.map_structure(
+        lambda item: (
+            keras.KerasTensor(tuple(item.shape), item.dtype.name) if hasattr(item, "shape") else None
+        ),
+        spec,
     )
+    try:
+        model._symbolic_build(data_batch=batch)
+    except StateMismatchError:
+        raise
+    except Exception as error:
+        raise UnsupportedStateError(
+            f"fit: expected to make the metrics and the loss of {model.name!r} before it goes on inside an "
+            f"epoch, found that it cannot be called on what its data look like: {error}",
+            hint="call model.evaluate on one batch before the run is entered, or keep your own metrics as "
+            "attributes of the model and compile it without loss= and metrics=",
+        ) from error
 
 
 def _tensors(batch: Any) -> Any:

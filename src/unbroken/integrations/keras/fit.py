@@ -9,7 +9,7 @@ from typing import Any
 
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.keras.fit_data import Ticks
-from unbroken.frameworks.keras.fit_state import FIT_PART, FitState
+from unbroken.frameworks.keras.fit_state import FIT_PART, FitState, compiled
 from unbroken.integrations.keras.callback_state import (
     KeptCallback,
     bar_state,
@@ -17,9 +17,17 @@ from unbroken.integrations.keras.callback_state import (
     progress_bar,
     restore_bar,
 )
-from unbroken.integrations.keras.data import build_metrics, delivery, fit_data
-from unbroken.integrations.keras.frames import RunningFit, feed
+from unbroken.integrations.keras.data import (
+    build_metrics,
+    check_data,
+    delivery,
+    fit_data,
+    looks_of,
+    tell_of_validation,
+)
+from unbroken.integrations.keras.frames import RunningFit, begin_with, feed
 from unbroken.rundir.tell import tell
+from unbroken.state.handlers import Difference
 from unbroken.training.comparison import is_allowed
 from unbroken.training.run import Run
 
@@ -57,8 +65,12 @@ class Fit:
         self._epochs: Iterator[int] = iter(())
         self._unsaved = ExitStack()
         self._is_read = False
+        self._pass: Any = None
+        self._uncut: dict[str, Any] = {}
+        adapter = running.epoch_iterator.data_adapter
+        self._data = fit_data(adapter, running.epoch_iterator.steps_per_epoch)
         self._ticks_data = Ticks()
-        self._ticks: Iterator[Any] | None = None
+        self._ticks: Any = None
 
     @classmethod
     def following(
@@ -67,7 +79,9 @@ class Fit:
         """Return the fit that begins now, of the checkpoint or a new one, as the live one of the run."""
         live = known.live
         if isinstance(live, Fit):
-            finished = [*live._before.finished, {"callbacks": live.callbacks()}]
+            # It has not come to its end if it was left by an exception that the script has caught.
+            live.leave()
+            finished = [*live._before.finished, live.record()]
             before = Before(number=len(finished), first=live.done, finished=finished)
         elif known.kept:
             before = Before(**{name: known.kept[name] for name in ("number", "first", "finished")})
@@ -99,7 +113,12 @@ class Fit:
         self._logs = dict(state["logs"])
         self._model.stop_training = state["is_stopped"]
         restore_callbacks(self._kept, state["callbacks"])
+        self._uncut = state["callbacks"]
         restore_bar(self._bar, state["bar"])
+
+    def record(self) -> dict[str, Any]:
+        """Return what checkpoints say of it when it is over, for a process that passes over it."""
+        return {"callbacks": self.callbacks(), **asked(self._running, self._data)}
 
     def callbacks(self) -> dict[str, Any]:
         """Return the states of the callbacks."""
@@ -108,14 +127,16 @@ class Fit:
     def begin(self) -> None:
         """Begin to train, or go on, or do nothing if all epochs are done."""
         running, model = self._running, self._model
-        adapter = running.epoch_iterator.data_adapter
-        self._data = fit_data(adapter, running.epoch_iterator.steps_per_epoch)
+        check_data(running.epoch_iterator.data_adapter, self._run.parts)
+        tell_of_validation(running.validation_data)
+        for found in self._kept:
+            found.tell_of_unkept()
         self._begin_delivery = delivery(running.epoch_iterator)
         if self._batch:
             # Before all is put to the checkpoint once more: metrics that a batch makes would be left out.
             build_metrics(model, running.epoch_iterator)
         feed(running.epoch_iterator, self._epoch)
-        count = self._before.first + max(running.epochs - running.initial_epoch, 0)
+        count = self._before.first + running.asked_epochs
         self._epochs = self._run.epochs(count, until=lambda: model.stop_training)
         epoch = next(self._epochs, None)
         if epoch is not None and epoch != self.done:
@@ -124,18 +145,28 @@ class Fit:
                 hint="train in one run by fit alone, or by a loop over run.epochs alone",
             )
         self._unsaved.enter_context(self._run.without_saves())
-        # Read by fit when all callbacks have begun; with 0 it takes what it was called with, which is 0 then.
         left_out = running.epochs if epoch is None else running.initial_epoch + epoch - self._before.first
-        model._initial_epoch = left_out
-        original = getattr(model, _RESULT)
-        # An epoch that is gone on with behind its last batch has no logs of its own.
-        object.__setattr__(model, _RESULT, lambda logs: original(logs or self._logs))
+        begin_with(model, left_out)
+        if self._batch:
+            self._give_logs_once()
+
+    def _give_logs_once(self) -> None:
+        """Have the epoch that is gone on with use the logs it had: behind its last batch it has no others."""
+        original = getattr(self._model, _RESULT)
+
+        def result(logs: Any) -> Any:
+            vars(self._model).pop(_RESULT, None)
+            return original(logs or self._logs)
+
+        object.__setattr__(self._model, _RESULT, result)
 
     def _epoch(self) -> Iterator[tuple[int, int, Any]]:
         """Yield the batches of an epoch, or the rest of it, as fit takes them."""
         together = self._running.epoch_iterator.steps_per_execution
         give = self._begin_delivery()
         batches = iter(self._run.batches(self._data, name=f"fit {self._before.number}"))
+        self._pass = batches
+        self._cut_files()
         # Behind everybody's on_epoch_begin, and in a resume all is put to the checkpoint once more by now.
         self._unsaved.close()
         self._is_read = False
@@ -150,6 +181,13 @@ class Fit:
                 yield self._batch, self._batch + together - 1, give(taken)
         self._unsaved.enter_context(self._run.without_saves())
         self._say_if_short()
+
+    def _cut_files(self) -> None:
+        # Behind all that may refuse to go on: rows that were written are the user's until then.
+        states, self._uncut = self._uncut, {}
+        for found in self._kept:
+            if found.name in states:
+                found.cut_file(states[found.name])
 
     def _say_if_short(self) -> None:
         iterator = self._running.epoch_iterator
@@ -192,16 +230,83 @@ class Fit:
         self.tick()
         self._ticks = None
 
+    def leave(self) -> None:
+        """Let go of all that an exception has left open, or nothing."""
+        for found in (self._ticks, self._pass):
+            if found is not None:
+                found.leave()
+        self._ticks = self._pass = None
+        self.end()
+
     def end(self) -> None:
         """The fit is over: let go of what it was driven by."""
         vars(self._model).pop(_RESULT, None)
+        self._pass = None
         self._unsaved.close()
+
+
+def asked(running: RunningFit, data: Any) -> dict[str, Any]:
+    """Return what tells a call of fit from others."""
+    return {"epochs": running.asked_epochs, "looks": looks_of(data)}
+
+
+def check_done(record: dict[str, Any], running: RunningFit, number: int, going_on: int) -> None:
+    """Say that a fit was done before the checkpoint; raise StateMismatchError if it was another one."""
+    data = fit_data(running.epoch_iterator.data_adapter, running.epoch_iterator.steps_per_epoch)
+    found = asked(running, data)
+    changed = [
+        f"{name}: {found[name]!r}, the checkpoint has {record[name]!r}"
+        for name in found
+        if record[name] != found[name]
+    ]
+    if changed:
+        raise StateMismatchError(
+            f"fit: expected call {number + 1} of fit in the run, which was done before the checkpoint, found "
+            f"another one: {'; '.join(changed)}",
+            hint="call all fits of the script again, in their order and as they were: those that were done "
+            "are passed over; or start a new run directory",
+        )
+    tell(
+        f"fit: call {number + 1} of fit was done before the checkpoint and is passed over; the run goes on "
+        f"in call {going_on + 1}"
+    )
+
+
+def check_compiled(known: FitState, model: Any) -> None:
+    """Raise UnsupportedStateError if no process could go on inside this fit.
+
+    Another process enters the run with the model as the script has compiled it by then, and the optimizer in
+    a checkpoint has to fit that.
+    """
+    if id(model) not in known.entered:
+        return
+    name, before = known.entered[id(model)]
+    now = compiled(model)
+    apart = [*(before.trained.keys() ^ now.trained.keys())]
+    paths = sorted({**before.trained, **now.trained}[key] for key in apart)
+    items = [Difference("missing", f"(optimizer).{path}", "") for path in paths]
+    refused = [item.name for item in items if not is_allowed(name, item, known.choices)]
+    if before.optimizer == now.optimizer and not refused:
+        return
+    what = f"trained variables: {', '.join(paths)}" if paths else f"an optimizer {now.optimizer}"
+    raise UnsupportedStateError(
+        f"fit: expected the model {name!r} with the optimizer class and the trained variables that it had as "
+        f"the run was entered ({before.optimizer}), found other {what}: a checkpoint of this fit would not "
+        "fit the model as another process enters the run",
+        hint="give each phase a run of its own, and compile the model for it before the run is entered; if "
+        f"only what is trained has changed: allow=['{name}.(optimizer)*'] of Run",
+    )
+
+
+def goes_on(known: FitState) -> bool:
+    """Tell whether the checkpoint that a process goes on from knows of the fit that begins."""
+    return known.live is None and bool(known.kept) and known.begun <= known.kept["number"]
 
 
 def saved_callbacks(known: FitState) -> dict[str, Any]:
     """Return what the checkpoint that a process goes on from says of the callbacks of the fit that begins."""
     kept, number = known.kept, known.begun
-    if known.live is not None or not kept or number > kept["number"]:
+    if not goes_on(known):
         return {}
     found: dict[str, Any] = (kept if number == kept["number"] else kept["finished"][number])["callbacks"]
     return found
@@ -215,16 +320,24 @@ def restore_callbacks(kept: Sequence[KeptCallback], states: dict[str, Any]) -> N
 
 
 def check_callbacks(kept: Sequence[KeptCallback], states: dict[str, Any], known: FitState) -> None:
-    """Raise StateMismatchError with all that differs and is not allowed; say what settings have changed."""
+    """Raise StateMismatchError with all that differs and is not allowed."""
     differences = callback_differences(kept, states)
     refused = [item for item in differences if not is_allowed(FIT_PART, item, known.choices)]
     if refused:
         lines = "\n  ".join(f"{FIT_PART}.{item}" for item in refused)
+        allowable = [item.name for item in refused if item.kind != "other"]
         raise StateMismatchError(
             f"the callbacks of fit are others than in the checkpoint; none of them was changed\n  {lines}",
-            hint="give fit the callbacks that the run began with, in their order, or name in allow= of Run "
-            f"what may differ: allow=['{FIT_PART}.{refused[0].name}']",
+            hint="give fit the callbacks that the run began with, in their order"
+            + "".join(
+                f", or name in allow= of Run what may differ: allow=['{FIT_PART}.{name}']"
+                for name in allowable[:1]
+            ),
         )
+
+
+def tell_of_settings(kept: Sequence[KeptCallback], states: dict[str, Any]) -> None:
+    """Say what settings of callbacks are others than in the checkpoint."""
     changed = [line for one in kept if one.name in states for line in one.changed_settings(states[one.name])]
     if changed:
         tell("settings of callbacks have changed", *changed)

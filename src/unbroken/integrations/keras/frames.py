@@ -15,12 +15,21 @@ from unbroken.errors import UnsupportedStateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningFit:
-    """A call of fit: what it iterates over in each epoch, its callbacks, and the epochs it is to train."""
+    """A call of fit: what it iterates over in each epoch, its callbacks, and the epochs it is to train.
+
+    `validation_data` are what it was given, None without a validation.
+    """
 
     epoch_iterator: Any
     callbacks: Any
     initial_epoch: int
     epochs: int
+    validation_data: Any
+
+    @property
+    def asked_epochs(self) -> int:
+        """The number of epochs that it is to train."""
+        return max(self.epochs - self.initial_epoch, 0)
 
 
 def running_fit(model: object) -> RunningFit:
@@ -37,6 +46,7 @@ def running_fit(model: object) -> RunningFit:
         "callbacks": keras.callbacks.CallbackList,
         "initial_epoch": int,
         "epochs": int,
+        "validation_data": object,
     }
     wrong = [name for name, kind in expected.items() if not isinstance(found.get(name), kind)]
     if wrong or not (hasattr(model, "_initial_epoch") and hasattr(model, "_get_metrics_result_or_logs")):
@@ -47,6 +57,19 @@ def running_fit(model: object) -> RunningFit:
             "not known: train in a loop over run.epochs and run.batches, and tell us",
         )
     return RunningFit(**{name: found[name] for name in expected})
+
+
+def begin_with(model: Any, epoch: int) -> None:
+    """Have the fit of `model` that begins to train begin with `epoch`, and no later one."""
+
+    class ReadOnce(int):
+        # Fit asks for its truth when all callbacks have begun, and never clears it up behind an exception.
+        def __bool__(self) -> bool:
+            model._initial_epoch = None
+            return self != 0
+
+    # With 0 it takes what it was called with, which is 0 then.
+    model._initial_epoch = ReadOnce(epoch)
 
 
 def feed(epoch_iterator: Any, epoch: Callable[[], Iterator[tuple[int, int, Any]]]) -> None:
