@@ -17,33 +17,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     monkeypatch.setenv("XDG_STATE_HOME", str(state_home))
 
 
-# Modules whose parameters are many ways of one thing, each of them a training or several: of these every
-# third is in the ordinary tests, and all of them in the long ones.
-_MANY_WAYS = {
-    "test_changed_batches.py",
-    "test_damage_at_resume.py",
-    "test_data_position.py",
-    "test_death_of_the_trainer.py",
-    "test_elastic_sampler.py",
-    "test_exact_resume.py",
-    "test_horizons.py",
-    "test_iterable_data.py",
-    "test_iterable_loader.py",
-    "test_keyed_runs.py",
-    "test_loader.py",
-    "test_loops.py",
-    "test_odd_surroundings.py",
-    "test_overrides.py",
-    "test_parted_rates.py",
-    "test_position.py",
-    "test_probe.py",
-    "test_samplers.py",
-    "test_schedulers.py",
-    "test_several_loaders.py",
-    "test_stateful_loaders.py",
-    "test_streamed_restore.py",
-    "test_wrappers.py",
-}
+# Here parameters are many ways of one thing, each of them a training or several: of these every third is in
+# the ordinary tests, and all of them in the long ones.
+_MANY_WAYS = {"cases", "drill", "frameworks", "handover", "keras", "matrix", "tensorflow", "training"}
 _ORDINARY = 3
 
 
@@ -52,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave most of many parameters to the long tests."""
     ways: dict[tuple[Path, str], int] = {}
     for item in items:
-        if item.path.name not in _MANY_WAYS or not hasattr(item, "callspec"):
+        if item.path.parent.name not in _MANY_WAYS or not hasattr(item, "callspec"):
             continue
         if item.get_closest_marker("chaos") is None:
             key = item.path, item.nodeid.partition("[")[0]

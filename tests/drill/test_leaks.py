@@ -13,6 +13,7 @@ from .forking import SCRIPTS, TUTORIAL, drill, forked, snippets
 LEAKS = SCRIPTS / "leaks.py"
 
 
+@pytest.mark.chaos
 def test_a_training_with_all_its_state_in_parts_is_proven(socket: Path, tmp_path: Path) -> None:
     found = drill(forked(socket, LEAKS, "none"), tmp_path, "--steps", "14", "--at", "4", "--at", "9:in-step")
     assert found["verdict"] == "proven", found["headline"]

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from unbroken.rundir import layout
 from unbroken.testing.runs import compare_runs
 
@@ -33,6 +35,7 @@ def verdicts(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.chaos
 def test_kill_stop_and_exception_are_told_apart_and_the_result_is_bit_identical(tmp_path: Path) -> None:
     expected, run_dir = tmp_path / "expected" / "run", tmp_path / "run"
     expected.parent.mkdir()
