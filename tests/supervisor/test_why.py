@@ -73,6 +73,7 @@ def test_why_tells_of_a_run_that_was_held_what_happened_and_what_to_do(
     assert "found 2 of them" in capsys.readouterr().err
 
 
+@pytest.mark.chaos
 def test_why_tells_what_goes_on_and_what_was_lost(
     bench: Bench, training: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
