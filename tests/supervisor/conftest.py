@@ -114,7 +114,11 @@ class Bench:
             time.sleep(0.02)
 
     def strays(self) -> list[int]:
-        """All processes that were started from here: they inherit the state directory."""
+        """All processes that were started from here: they inherit the state directory.
+
+        One that is just ending is not found, for it gives up its memory, and with it the environment, before
+        it is dead: wait for that with `is_running`.
+        """
         tag = os.fsencode(f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}")
         found = []
         for entry in os.listdir("/proc"):

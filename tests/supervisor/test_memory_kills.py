@@ -16,6 +16,7 @@ import pytest
 from unbroken.rundir.journal import read_events
 
 from ..out_of_memory import MEBIBYTE, Group, memory_group, one_at_a_time
+from .conftest import is_running
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -117,9 +118,10 @@ def test_what_ran_out_of_memory_while_no_supervisor_was_there_is_known_all_the_s
     )
     run_in(limited, bench, "--detach", "--", sys.executable, script)
     bench.until(lambda: "ready" in bench.output())
-    os.kill(bench.state()["supervisor"]["process_id"], signal.SIGKILL)
+    state = bench.state()
+    os.kill(state["supervisor"]["process_id"], signal.SIGKILL)
     (bench.directory / "go").touch()
-    bench.until(lambda: not bench.strays())
+    bench.until(lambda: not is_running(state["leader"]["process_id"]))
     assert bench.cli("revive", "it").returncode == 0
     bench.until(lambda: bench.state()["state"] == "done")
     verdict = bench.verdict(1)
