@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.frameworks.tensorflow.tensors import TensorFlowCodec, TfTensor, numpy_dtype
+from unbroken.frameworks.dtypes import numpy_dtype
+from unbroken.frameworks.tensorflow.tensors import TensorFlowCodec, TfTensor
 from unbroken.state.table import TensorTable
 from unbroken.state.tensors import HostTensor, bytes_of, copy_bytes
 from unbroken.state.tree import Decoder, Encoder

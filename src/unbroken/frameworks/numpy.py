@@ -13,7 +13,8 @@ from unbroken.state.handlers import ORDER_VALUE, Difference
 from unbroken.state.tensors import LoadedTensor, TensorSource
 from unbroken.state.tree import Json
 
-_NAMES = {
+# What the safetensors format calls the dtypes of NumPy.
+NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -28,7 +29,7 @@ _NAMES = {
     "int64": "I64",
     "float64": "F64",
 }
-_DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in _NAMES.items()}
+_DTYPES = {name: np.dtype(numpy_name) for numpy_name, name in NAMES.items()}
 
 
 class NumpyTensor(TensorSource):
@@ -37,13 +38,13 @@ class NumpyTensor(TensorSource):
     __slots__ = ("_array", "dtype", "shape")
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        if array.dtype.name not in _NAMES or not array.dtype.isnative:
+        if array.dtype.name not in NAMES or not array.dtype.isnative:
             raise UnsupportedStateError(
                 f"cannot keep an array of dtype {array.dtype}",
                 hint="convert it to a numeric dtype in native byte order",
             )
         self._array = array
-        self.dtype = _NAMES[array.dtype.name]
+        self.dtype = NAMES[array.dtype.name]
         self.shape = tuple(array.shape)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -12,22 +11,13 @@ from typing import Any, Self
 import keras
 import numpy as np
 
+from unbroken.frameworks.bad_output import BadOutput, gradient_of
 from unbroken.frameworks.keras.optimizers import variable_names
 from unbroken.frameworks.keras.rates import optimizers_of
 from unbroken.frameworks.keras.structure import dotted, named_variables, places_of
 from unbroken.frameworks.keras.tensors import raw
 
 _DEEPEST = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadOutput:
-    """The first output that was not finite: of which layer, and whether what it was made of was finite."""
-
-    module: str
-    class_name: str
-    are_inputs_finite: bool
-    are_weights_finite: bool
 
 
 class StepWatch:
@@ -94,7 +84,7 @@ class StepWatch:
     ) -> Any:
         trained = optimizer._trainable_variables if trainable_variables is None else trainable_variables
         for gradient, variable in zip(grads, trained, strict=False):
-            name = f"the gradient of {names.get(id(raw(variable)), variable.name)}"
+            name = gradient_of(names.get(id(raw(variable)), variable.name))
             if name not in self._usual and name not in self.gradients and not _is_finite(gradient):
                 self.gradients.append(name)
         return apply(grads, trainable_variables)

@@ -6,33 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 
 from unbroken.errors import UnsupportedStateError
+from unbroken.frameworks.dtypes import NAMES, known_name, numpy_dtype
 from unbroken.state.handlers import Difference
 from unbroken.state.tensors import HostTensor, LoadedTensor, TensorSource
-
-# By the names that Keras has for them.
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "complex64": "C64",
-}
-_KERAS_NAMES = {name: known for known, name in _NAMES.items()}
 
 
 def source_of(variable: keras.Variable, *, is_frozen: bool = False, is_trained: bool = False) -> TensorSource:
@@ -51,7 +30,7 @@ def source_of(variable: keras.Variable, *, is_frozen: bool = False, is_trained: 
         return source
     # An array of JAX is never changed in place: this is the value of now.
     array = np.ascontiguousarray(variable.numpy())
-    name = _NAMES.get(array.dtype.name)
+    name = NAMES.get(array.dtype.name)
     if name is None:
         raise UnsupportedStateError(
             f"cannot keep a variable of dtype {array.dtype}, for which the safetensors format has no name",
@@ -80,17 +59,6 @@ def array_of(tensor: LoadedTensor) -> np.ndarray[Any, Any]:
     return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype, or that of ml_dtypes, for a dtype name of the safetensors format."""
-    known = _KERAS_NAMES[name]
-    return np.dtype(getattr(ml_dtypes, known, known))
-
-
-def dtype_in_words(name: str) -> str:
-    """Return what Keras calls the dtype that the safetensors format calls `name`."""
-    return _KERAS_NAMES.get(name, name)
-
-
 def fill(variable: keras.Variable, tensor: LoadedTensor) -> None:
     """Give `variable` the value `tensor`, of the same shape, in the dtype that the variable has."""
     fill_with(variable, array_of(tensor))
@@ -109,7 +77,7 @@ def fill_with(variable: keras.Variable, array: np.ndarray[Any, Any]) -> None:
         from unbroken.frameworks.tensorflow.distributed import assign_value
 
         # In the dtype of the variable before: TensorFlow takes no other.
-        dtype = numpy_dtype(_NAMES[variable.dtype])
+        dtype = numpy_dtype(NAMES[variable.dtype])
         assign_value(raw(variable), array.astype(dtype, copy=False))
     else:
         variable.assign(array)
@@ -138,7 +106,7 @@ def _torch_tensor(array: np.ndarray[Any, Any]) -> Any:
     from unbroken.frameworks.torch.tensors import TorchCodec
 
     # By way of its bytes: torch takes no array of a dtype of ml_dtypes.
-    image = HostTensor(_NAMES[array.dtype.name], array.shape, _bytes_of(np.ascontiguousarray(array)))
+    image = HostTensor(NAMES[array.dtype.name], array.shape, _bytes_of(np.ascontiguousarray(array)))
     return TorchCodec().decode_tensor(image)
 
 
@@ -161,7 +129,7 @@ def tensor_differences(name: str, live: TensorSource, loaded: Any) -> list[Diffe
         text = f"shape {live.shape}, the checkpoint has shape {tuple(loaded.shape)}"
         found.append(Difference("shape", name, text))
     if loaded.dtype != live.dtype:
-        mine, theirs = dtype_in_words(live.dtype), dtype_in_words(str(loaded.dtype))
+        mine, theirs = known_name(live.dtype), known_name(str(loaded.dtype))
         found.append(Difference("dtype", name, f"dtype {mine}, the checkpoint has dtype {theirs}"))
     return found
 

@@ -14,6 +14,7 @@ from unbroken.frameworks.keras.structure import named_variables
 from unbroken.frameworks.keras.tensors import array_of, fill_with
 from unbroken.frameworks.keras.unbuilt import refuse_unbuilt
 from unbroken.frameworks.keras.weight_files import paths_in_file
+from unbroken.frameworks.weight_differences import weight_differences
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import ObjectGraph
 from unbroken.state.handlers import Difference
@@ -60,21 +61,7 @@ class KerasWeights:
 
     def differences(self, found: Mapping[str, np.ndarray[Any, Any]]) -> list[Difference]:
         """Return how `found` differs from these in names, shapes and dtypes."""
-        differences = [
-            Difference("missing", name, "the source lacks it") for name in self.tensors if name not in found
-        ]
-        for name, array in found.items():
-            if name not in self.tensors:
-                differences.append(Difference("unexpected", name, "the model lacks it"))
-                continue
-            variable = self.tensors[name]
-            if tuple(variable.shape) != array.shape:
-                text = f"shape {tuple(variable.shape)}, the source has shape {array.shape}"
-                differences.append(Difference("shape", name, text))
-            if variable.dtype != array.dtype.name:
-                text = f"dtype {variable.dtype}, the source has dtype {array.dtype.name}"
-                differences.append(Difference("dtype", name, text))
-        return differences
+        return weight_differences(self.tensors, found, lambda live: (tuple(live.shape), live.dtype))
 
     def fill(self, found: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Copy `found` into the variables of the same names, in place, cast to their dtype."""

@@ -136,9 +136,10 @@ class ResumableDataset:
                 put(iterator, stream["object"])
             elif restored["is_open"]:
                 iterator = self._made_after(stream)
+        reads_again = bool(self._reads_again) or not self._is_tried
         # Costs nothing worth mentioning, unless a cache in memory is in it.
-        self._start = start_of(iterator) if self._reads_again or not self._is_tried else None
-        begin = start_of(iterator) if self._pipeline.draws_at_begin and self._reads_again is None else None
+        begin = start_of(iterator) if reads_again or self._pipeline.draws_inside else None
+        self._start = begin if reads_again else None
         self._take_up(iterator, 0, None if begin is None else (begin, 0))
 
     def _made_after(self, stream: Mapping[str, Any]) -> Any:
@@ -259,7 +260,7 @@ class ResumableDataset:
         A stage lets go of what has nothing more to give, while TensorFlow reads ahead. Where nothing begins
         again inside of a pass, the next one may be made at any time.
         """
-        if not (self._pipeline.draws_at_begin and self._pipeline.draws_only_at_begin):
+        if not self._pipeline.draws_at_begin or self._pipeline.draws_inside:
             return None
         self._next = self._next or self._made()
         return start_of(self._next)
@@ -269,8 +270,9 @@ class ResumableDataset:
 
         Between two repetitions there is no shuffle at all, and to make one would draw its seeds.
         """
-        begins_again = self._pipeline.draws_at_begin and not self._pipeline.draws_only_at_begin
-        if not begins_again or shuffles_in(self._as_built or b"") <= shuffles_in(taken):
+        if not self._pipeline.draws_inside:
+            return taken, 0
+        if shuffles_in(self._as_built or b"") <= shuffles_in(taken):
             self._known = taken, self._count
         elif self._known is None:
             return taken, 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unbroken.frameworks.dtypes import numpy_dtype
 from unbroken.frameworks.tensorflow.content import content_of
 from unbroken.frameworks.tensorflow.distributed import assign_value
 from unbroken.frameworks.tensorflow.keras2 import name_there, numbered_layers, setting_here, slots_here
@@ -25,7 +26,7 @@ from unbroken.frameworks.tensorflow.live_objects import (
     live_variables,
     variable_of,
 )
-from unbroken.frameworks.tensorflow.tensors import TfTensor, numpy_dtype
+from unbroken.frameworks.tensorflow.tensors import TfTensor
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import VALUE, ObjectGraph
 from unbroken.state.handlers import Difference

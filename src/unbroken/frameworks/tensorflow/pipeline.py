@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -69,7 +70,7 @@ class Pipeline:
         self._names[name] = number = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name}#{number}"
 
-    @property
+    @cached_property
     def lives_on(self) -> bool:
         """Whether the next iterator may give other batches than this one, or the same ones by a cache."""
         return any(
@@ -77,20 +78,22 @@ class Pipeline:
             for stage in self.stages
         )
 
-    @property
+    @cached_property
     def draws_at_begin(self) -> bool:
         """Whether it matters in which order iterators are made."""
         return any(stage.draws_anew or _captures_datasets(stage) for stage in self.stages)
 
-    @property
-    def draws_only_at_begin(self) -> bool:
-        """Whether an iterator draws nothing more once it is made: nothing in it begins again."""
+    @cached_property
+    def draws_inside(self) -> bool:
+        """Whether an iterator may draw once more after it was made, where something in it begins again."""
         begins_again = any(stage.name.startswith("repeat") for stage in self.stages)
         # Made while its file is not complete, an iterator over a cache would write the file once more.
         writes_file = any(stage.value("_filename") for stage in self.stages if stage.name.startswith("cache"))
-        return not (begins_again or writes_file or any(map(_captures_datasets, self.stages)))
+        return self.draws_at_begin and (
+            begins_again or writes_file or any(map(_captures_datasets, self.stages))
+        )
 
-    @property
+    @cached_property
     def caches_in_memory(self) -> bool:
         """Whether what was read once is kept for the passes that follow."""
         return any(stage.name.startswith("cache") and not stage.value("_filename") for stage in self.stages)

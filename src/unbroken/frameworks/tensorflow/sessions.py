@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from unbroken.errors import UnsupportedStateError
-from unbroken.frameworks.tensorflow.tensors import ArrayTensor, dtype_name, numpy_dtype
+from unbroken.frameworks.dtypes import numpy_dtype
+from unbroken.frameworks.tensorflow.tensors import ArrayTensor, dtype_name
 from unbroken.state.handlers import ORDER_MODULE, Difference, TensorFacts
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
 from unbroken.errors import UnsupportedStateError
+from unbroken.frameworks.dtypes import NAMES, numpy_dtype
 from unbroken.frameworks.tensorflow.distributed import (
     assign_value,
     copies_of,
@@ -21,32 +21,6 @@ from unbroken.state.handlers import Difference
 from unbroken.state.tensors import AwaitedTensor, LoadedTensor, TensorSource
 from unbroken.state.tree import Json
 
-# By the names that both TensorFlow and NumPy, with ml_dtypes, have for them.
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "complex64": "C64",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-}
-_DTYPES = {
-    name: np.dtype(getattr(ml_dtypes, known) if hasattr(ml_dtypes, known) else known)
-    for known, name in _NAMES.items()
-}
 _INSTEAD = {
     "complex128": "keep tf.math.real() and tf.math.imag() of it, which are of float64",
     "string": "keep a Python string, or a list of them",
@@ -55,18 +29,13 @@ _INSTEAD = {
 }
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype, or that of ml_dtypes, for a dtype name of the safetensors format."""
-    return _DTYPES[name]
-
-
 def dtype_name(dtype: object) -> str:
     """Return the name that the safetensors format has for a dtype of TensorFlow or NumPy.
 
     Raises UnsupportedStateError for one that it lacks.
     """
     known = str(getattr(dtype, "name", dtype)).removesuffix("_ref")
-    name = _NAMES.get(known)
+    name = NAMES.get(known)
     if name is None:
         raise UnsupportedStateError(
             f"cannot keep a tensor of dtype {known}, for which the safetensors format has no name",

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from unbroken.frameworks.dtypes import numpy_dtype
 from unbroken.frameworks.tensorflow.content import content_of
 from unbroken.frameworks.tensorflow.distributed import assign_value
 from unbroken.frameworks.tensorflow.object_graph import names_in_graph
-from unbroken.frameworks.tensorflow.tensors import TfTensor, dtype_name, numpy_dtype
+from unbroken.frameworks.tensorflow.tensors import TfTensor
+from unbroken.frameworks.weight_differences import weight_differences
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_graph import ObjectGraph
 from unbroken.state.handlers import Difference
@@ -34,21 +36,7 @@ class TensorFlowWeights:
 
     def differences(self, found: Mapping[str, np.ndarray[Any, Any]]) -> list[Difference]:
         """Return how `found` differs from these in names, shapes and dtypes."""
-        differences = [
-            Difference("missing", name, "the source lacks it") for name in self.tensors if name not in found
-        ]
-        for name, array in found.items():
-            if name not in self.tensors:
-                differences.append(Difference("unexpected", name, "the model lacks it"))
-                continue
-            live = TfTensor(self.tensors[name])
-            if live.shape != array.shape:
-                text = f"shape {live.shape}, the source has shape {array.shape}"
-                differences.append(Difference("shape", name, text))
-            if live.dtype != dtype_name(array.dtype):
-                text = f"dtype {self.tensors[name].dtype.name}, the source has dtype {array.dtype.name}"
-                differences.append(Difference("dtype", name, text))
-        return differences
+        return weight_differences(self.tensors, found, lambda live: (TfTensor(live).shape, live.dtype.name))
 
     def fill(self, found: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Copy `found` into the variables of the same names, in place, cast to their dtype."""

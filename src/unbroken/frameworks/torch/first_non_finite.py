@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -18,25 +17,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unbroken.frameworks.bad_output import BadOutput, gradient_of
 from unbroken.frameworks.torch.module_names import dotted
 from unbroken.frameworks.torch.wrappers import places_of
 
 _EIGHT_BITS = 1
 _NONE = frozenset[str]()
 _MASK = frozenset({"-inf"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadOutput:
-    """The first output that was not finite: of which module, and whether what it was made of was finite.
-
-    `module` is the path as in "model.encoder.0", without what wrappers add.
-    """
-
-    module: str
-    class_name: str
-    are_inputs_finite: bool
-    are_weights_finite: bool
 
 
 class StepWatch:
@@ -112,7 +99,7 @@ class StepWatch:
         self._outputs[name] = self._outputs.get(name, _NONE) | made
 
     def _look_at_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        called = _gradient_of(name)
+        called = gradient_of(name)
         if (
             called not in self._usual_names
             and called not in self.gradients
@@ -137,13 +124,8 @@ def bad_tensors(parts: Mapping[str, object]) -> list[str]:
         if _is_bad(tensor):
             found.append(name)
         if tensor.is_leaf and not is_finite(tensor.grad):
-            gradients.append(_gradient_of(name))
+            gradients.append(gradient_of(name))
     return found + gradients
-
-
-def _gradient_of(name: str) -> str:
-    """Return what the gradient of a parameter is called."""
-    return f"the gradient of {name}"
 
 
 def bad_rows(batch: Any, size: int) -> list[int]:

@@ -28,6 +28,7 @@ __all__ = [
     "PIECE_BYTES",
     "CheckpointReader",
     "RegularFile",
+    "SingleFileReader",
     "StoredTensor",
     "damaged",
     "encodable",
@@ -105,6 +106,21 @@ class CheckpointReader(ABC):
     @abstractmethod
     def verify(self) -> Iterator[Finding]:
         """Read everything, and yield what is damaged beyond `problems`."""
+
+
+class SingleFileReader(CheckpointReader):
+    """One for a format that is a single file; what is in it is still to be entered."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = RegularFile(path)
+        self.size_bytes = self._file.size_bytes
+        self.files = {path.name: self.size_bytes}
+        self.tensors = {}
+        self.values = {}
+        self.facts = {}
+        self.problems = []
+        self.notes = []
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int | None:

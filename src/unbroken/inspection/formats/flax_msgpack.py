@@ -13,8 +13,7 @@ from typing import Any
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.inspection.formats.base import (
-    CheckpointReader,
-    RegularFile,
+    SingleFileReader,
     StoredTensor,
     damaged,
     encodable,
@@ -55,21 +54,14 @@ class _Array:
     size_bytes: int
 
 
-class FlaxMsgpack(CheckpointReader):
+class FlaxMsgpack(SingleFileReader):
     """A file of `flax.serialization.to_bytes`. It carries no checksum."""
 
     format = "Flax, MessagePack"
     checksums = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = RegularFile(path)
-        self.size_bytes = self._file.size_bytes
-        self.files = {path.name: self.size_bytes}
-        self.tensors = {}
-        self.facts = {}
-        self.problems = []
-        self.notes = []
+        super().__init__(path)
         self._places: dict[str, list[_Array]] = {}
         self._path_characters = 0
         walker = Walker(self._file)

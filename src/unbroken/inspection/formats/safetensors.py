@@ -14,6 +14,7 @@ from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import (
     CheckpointReader,
     RegularFile,
+    SingleFileReader,
     StoredTensor,
     damaged,
     encodable,
@@ -42,24 +43,17 @@ def is_index(file: RegularFile) -> bool:
     return b'"weight_map"' in file.read(0, min(file.size_bytes, _SNIFFED_BYTES))
 
 
-class SafetensorsFile(CheckpointReader):
+class SafetensorsFile(SingleFileReader):
     """A single file. The format carries no checksum; its header must account for every byte."""
 
     format = "safetensors"
     checksums = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = RegularFile(path)
-        self.size_bytes = self._file.size_bytes
-        self.files = {path.name: self.size_bytes}
+        super().__init__(path)
         entries, length = _header(self._file)
         self._start = _LENGTH.size + length
-        self.tensors = {}
         self._places: dict[str, tuple[int, int]] = {}
-        self.values = {}
-        self.facts = {}
-        self.notes = []
         self._enter(entries)
         self.problems = _tiling(path.name, self._places, self.size_bytes - self._start)
 

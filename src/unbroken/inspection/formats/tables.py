@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import CheckpointError, DamagedError
-from unbroken.inspection.formats.base import CheckpointReader, RegularFile, StoredTensor, damaged, unreadable
+from unbroken.inspection.formats.base import RegularFile, SingleFileReader, StoredTensor, damaged, unreadable
 from unbroken.interchange.protobuf import content, fields, number, text
 from unbroken.interchange.table import Table, is_table
 from unbroken.interchange.tf_dtypes import element_type
@@ -27,21 +27,14 @@ def is_older_checkpoint(file: RegularFile) -> bool:
     return key == b"" and is_older(value)
 
 
-class TensorFlowTable(CheckpointReader):
+class TensorFlowTable(SingleFileReader):
     """Such a file: its tensors are listed and its checksums verified, and their numbers are not read."""
 
     format = "TensorFlow checkpoint, of names, in a single file"
     checksums = "CRC-32C of each block"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = RegularFile(path)
-        self.size_bytes = self._file.size_bytes
-        self.files = {path.name: self.size_bytes}
-        self.tensors = {}
-        self.values = {}
-        self.facts = {}
-        self.problems = []
+        super().__init__(path)
         self.notes = ["tensors of this old format are listed, and not read: save them again with TensorFlow"]
         _, value = next(Table(self._file).entries(), (b"", memoryview(b"")))
         for tag, item in fields(value, str(path)):

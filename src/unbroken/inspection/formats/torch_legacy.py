@@ -9,7 +9,7 @@ from typing import Any
 
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import DamagedError
-from unbroken.inspection.formats.base import DTYPE_BITS, CheckpointReader, RegularFile, damaged, encodable
+from unbroken.inspection.formats.base import DTYPE_BITS, SingleFileReader, damaged, encodable
 from unbroken.inspection.formats.constructors import read_values, unusual
 from unbroken.inspection.formats.elements import needed_bytes, read_view, stored
 from unbroken.inspection.formats.opcodes import Machine, Pairs
@@ -28,23 +28,19 @@ def is_legacy(first: bytes) -> bool:
     return first[:1] == b"\x80" and first[2 : 2 + len(_MAGIC)] == _MAGIC
 
 
-class TorchLegacy(CheckpointReader):
+class TorchLegacy(SingleFileReader):
     """A file of `torch.save(_use_new_zipfile_serialization=False)`. It carries no checksum."""
 
     format = "torch.save, before zip"
     checksums = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = RegularFile(path)
-        self.size_bytes = self._file.size_bytes
-        self.files = {path.name: self.size_bytes}
+        super().__init__(path)
         self._dtypes: dict[str, str] = {}
         machine, system, root, keys = self._pickles()
         self.values, reading = read_values(root, self._storage_of)
         self._views: dict[str, View] = reading.tensors
         self._is_big_endian = _is_big_endian(system)
-        self.problems = []
         self._starts = self._find_elements(machine.position, keys)
         self.tensors = {
             name: stored(view, path.name, reading.aliases.get(name, ())) for name, view in self._views.items()

@@ -33,11 +33,8 @@ def open_attempt(directory: Path, group: Group) -> Attempt:
         return _Opened(held[0].run, held[0].number)
 
     opened = group.decided(open_first)
-    if held:
-        _check_same_run(group, opened, directory)
-        return held[0]
     _check_same_run(group, opened, directory)
-    return FollowingAttempt(directory, group.rank, opened.number, opened.run)
+    return held[0] if held else FollowingAttempt(directory, group.rank, opened.number, opened.run)
 
 
 def _check_same_run(group: Group, opened: _Opened, directory: Path) -> None:
