@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # For an index that has the CPU build of torch: make demo PIP_FLAGS="--extra-index-url <url>"
 PIP_FLAGS ?=
+# Frameworks have tens of thousands of files: compiling those that nobody imports takes a minute.
+PIP := python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) -c constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -20,7 +22,7 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP) -e '.[dev]'
 	@touch $@
 
 demo: $(READY)
@@ -49,8 +51,7 @@ BENCH_READY := $(BENCH_VENV)/.ready
 $(BENCH_READY): pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	@echo '*' > $(BENCH_VENV)/.gitignore
-	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) \
-		-c constraints.txt -r benchmarks/requirements.txt -e .
+	$(BENCH_VENV)/bin/$(PIP) -r benchmarks/requirements.txt -e .
 	@touch $@
 
 bench: $(BENCH_READY)

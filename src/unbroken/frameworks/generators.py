@@ -171,6 +171,11 @@ def is_generator(value: object) -> bool:
     return isinstance(value, _generator_types())
 
 
+def is_kind_of_generator(kind: type) -> bool:
+    """Return whether objects of this class are random generators; none is asked anything."""
+    return not set(map(id, _generator_types())).isdisjoint(map(id, kind.__mro__))
+
+
 def generator_state(generator: Any) -> dict[str, object]:
     """Return the state of one generator as plain values, with its kind."""
     if isinstance(generator, random.Random):

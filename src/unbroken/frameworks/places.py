@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from unbroken.frameworks.generators import generator_state, is_generator, set_generator_state
+from unbroken.frameworks.generators import (
+    generator_state,
+    is_generator,
+    is_kind_of_generator,
+    set_generator_state,
+)
 
 # Functions of frames deeper than this are not the script's loop over steps.
 _MOST_FRAMES = 200
@@ -137,24 +141,14 @@ class Inventory:
 
     def __init__(self) -> None:
         found = gc.get_objects()
-        # By the identity of their classes, some of which cannot be hashed.
-        kinds = {id(type(value)): type(value) for value in found}
-        data = {known for known, kind in kinds.items() if _can_be_data(kind)}
-        self._objects = {id(value): weakref.ref(value) for value in found if id(type(value)) in data}
+        self._objects = {id(value): weakref.ref(value) for value in _of_kinds(found, _can_be_data)}
         # Some generators are known to no collector: they are found by who holds them, and held, so that no
         # later one is given their identity.
-        self._generators: dict[int, object] = {}
-        others: set[int] = set()
-        with warnings.catch_warnings():
-            # Some objects warn of being looked at.
-            warnings.simplefilter("ignore")
-            for value in chain(_referents(found), _local_values()):
-                if id(type(value)) in others:
-                    continue
-                if is_generator(value):
-                    self._generators[id(value)] = value
-                else:
-                    others.add(id(type(value)))
+        self._generators = {
+            id(value): value
+            for values in chain(_referents(found), [_local_values()])
+            for value in _of_kinds(values, is_kind_of_generator)
+        }
 
     @classmethod
     def of_now(cls) -> Inventory | None:
@@ -184,18 +178,31 @@ def _can_be_data(kind: type) -> bool:
     return is_read and bool(kind.__weakrefoffset__)
 
 
-def _referents(holders: list[object]) -> Iterator[object]:
+def _of_kinds(values: list[object], is_wanted: Callable[[type], bool]) -> list[object]:
+    # There are millions of them: only their classes are looked at one by one.
+    try:
+        kinds = {id(kind) for kind in set(map(type, values)) if is_wanted(kind)}
+    except TypeError:
+        # Some classes cannot be hashed.
+        by_identity = dict(zip(map(id, map(type, values)), map(type, values), strict=True))
+        kinds = {known for known, kind in by_identity.items() if is_wanted(kind)}
+    return [value for value in values if id(type(value)) in kinds] if kinds else []
+
+
+def _referents(holders: list[object]) -> Iterator[list[object]]:
     # Piece by piece: there are many times as many of them.
     for start in range(0, len(holders), 10_000):
-        yield from gc.get_referents(*holders[start : start + 10_000])
+        yield gc.get_referents(*holders[start : start + 10_000])
 
 
-def _local_values() -> Iterator[object]:
+def _local_values() -> list[object]:
     # The collector does not list the variables of functions that run now.
+    values: list[object] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield from list(frame.f_locals.values())
+        values += frame.f_locals.values()
         frame = frame.f_back
+    return values
 
 
 def holders(loader: object, generators: Mapping[str, object]) -> dict[str, object]:
