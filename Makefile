@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # For an index that has the CPU build of torch: make demo PIP_FLAGS="--extra-index-url <url>"
 PIP_FLAGS ?=
-# Frameworks have tens of thousands of files: compiling those that nobody imports takes a minute.
+# Frameworks have tens of thousands of files: compiling those that nobody imports takes a minute. What is
+# imported is compiled once, so long as that may be written down.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS) -c constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
