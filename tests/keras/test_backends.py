@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,25 +11,36 @@ from pathlib import Path
 import pytest
 
 _SCRIPT = Path(__file__).with_name("backend_script.py")
+BACKENDS = ["torch", "jax"]
+# Each process imports two frameworks and compiles for one of them.
+pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.chaos
-def test_on_torch_a_model_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def play(directory: str, last: int) -> list[str]:
-        environment = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
-        found = subprocess.run(
-            [sys.executable, str(_SCRIPT), str(tmp_path / directory), str(last)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr
-        return found.stdout.splitlines()
+def play(backend: str, directory: Path, how: str, last: int, *, ends_by: int = 0) -> list[str]:
+    found = subprocess.run(
+        [sys.executable, str(_SCRIPT), str(directory), how, str(last)],
+        env={**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == ends_by, found.stderr
+    return found.stdout.splitlines()
 
-    expected = play("whole", 6)
-    play("parted", 3)
-    assert play("parted", 6) == expected[3:]
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_goes_on_bit_for_bit(backend: str, tmp_path: Path) -> None:
+    expected = play(backend, tmp_path / "whole", "steps", 6)
+    play(backend, tmp_path / "parted", "steps", 3)
+    assert play(backend, tmp_path / "parted", "steps", 6) == expected[3:]
     # Not the handler for modules of torch, which a model of Keras is there as well.
     manifest = next((tmp_path / "parted" / "checkpoints").glob("*6/manifest.json")).read_text()
     assert '"keras.model"' in manifest
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fit_that_is_killed_twice_ends_as_one_that_is_not(backend: str, tmp_path: Path) -> None:
+    expected = play(backend, tmp_path / "whole", "fit", -1)
+    for batch in (4, 17):
+        play(backend, tmp_path / "killed", "fit", batch, ends_by=-signal.SIGKILL)
+    assert play(backend, tmp_path / "killed", "fit", -1) == expected

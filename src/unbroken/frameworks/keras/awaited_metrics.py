@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.frameworks.keras.metrics import are_made, awaits_metrics
-from unbroken.frameworks.keras.tensors import is_replicated, outside_of_functions
+from unbroken.frameworks.keras.tensors import builds_in_traces, is_replicated, outside_of_functions
 
 # What a model calls before it trains on the first batch, and before it counts anew.
 _TRAIN, _RESET = "make_train_function", "reset_metrics"
@@ -92,6 +92,8 @@ class AwaitedMetrics:
 
         waiting.hook(model, _TRAIN, train)
         waiting.hook(model, _RESET, reset)
+        if builds_in_traces():
+            return
         for owner in (model._compile_metrics, model._compile_loss):
             if owner is not None and not owner.built:
                 waiting.hook(owner, "build", made)

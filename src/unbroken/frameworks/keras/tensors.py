@@ -93,6 +93,17 @@ def outside_of_functions() -> AbstractContextManager[Any]:
     return context
 
 
+def builds_in_traces() -> bool:
+    """Tell whether layers and metrics are built where variables have no values, ahead of training."""
+    return bool(keras.config.backend() == "jax")
+
+
+def put_values_back(model: Any) -> None:
+    """Have the variables of a `model` that is in training hold their values, which fit keeps on JAX."""
+    if keras.config.backend() == "jax":
+        model.jax_state_sync()
+
+
 def is_replicated() -> bool:
     """Tell whether this is done under a strategy of TensorFlow, once for each replica."""
     if keras.config.backend() != "tensorflow":

@@ -12,9 +12,8 @@ import numpy as np
 from unbroken.frameworks.keras.structure import dotted, places_of
 
 # What Keras itself sets on layers and models as it goes.
-_OF_KERAS = frozenset(
-    {"built", "compiled", "jit_compile", "loss", "run_eagerly", "steps_per_execution", "stop_training"}
-)
+_OF_KERAS = {"built", "compiled", "jit_compile", "loss", "run_eagerly", "stop_training"}
+_OF_KERAS |= {"steps_per_execution", "training"}
 _NUMBERS = (bool, int, float, complex, str)
 _MOST_ITEMS = 100
 _DEEPEST = 4

@@ -10,6 +10,7 @@ from typing import Any
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.keras.fit_data import Ticks
 from unbroken.frameworks.keras.fit_state import FIT_PART, FitState, compiled
+from unbroken.frameworks.keras.tensors import put_values_back
 from unbroken.integrations.keras.callback_state import (
     KeptCallback,
     bar_state,
@@ -196,6 +197,7 @@ class Fit:
 
     def end_batch(self, batch: int, logs: dict[str, Any]) -> None:
         """A step is complete, behind everybody's on_train_batch_end."""
+        put_values_back(self._model)
         self._batch = batch + 1
         self._logs = numbers(logs)
         self._run.step(**self._logs)
@@ -222,6 +224,7 @@ class Fit:
     def tick(self) -> None:
         """Another batch of a validation begins."""
         if self._ticks is not None:
+            put_values_back(self._model)
             next(self._ticks, None)
 
     def end_evaluation(self) -> None:
