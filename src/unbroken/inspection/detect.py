@@ -8,7 +8,7 @@ from pathlib import Path
 from unbroken.errors import UsageError
 from unbroken.inspection.formats.base import CheckpointReader, RegularFile, StoredTensor, damaged
 from unbroken.inspection.locate import Located, is_checkpoint, locate_checkpoint
-from unbroken.inspection.pointers import NUMBERED, numbered, pointed_to, pointer_in
+from unbroken.inspection.pointers import NUMBERED, STEP, numbered, pointed_to, pointer_in
 from unbroken.storage.failures import translated
 
 __all__ = ["CheckpointReader", "StoredTensor", "is_foreign", "open_checkpoint", "open_located"]
@@ -16,7 +16,7 @@ __all__ = ["CheckpointReader", "StoredTensor", "is_foreign", "open_checkpoint", 
 _SNIFFED_BYTES = 32
 _KNOWN = (
     "a checkpoint of unbroken or TensorFlow, a file of torch.save, safetensors with or without an index, "
-    "a directory of torch.distributed.checkpoint or of a trainer, .npz, HDF5, .keras or Flax"
+    "a directory of torch.distributed.checkpoint, Orbax or a trainer, .npz, HDF5, .keras or Flax"
 )
 _INDEX = ".safetensors.index.json"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -31,7 +31,10 @@ DCP_METADATA = ".metadata"
 _TRAINER_FILE = re.compile(r"trainer_state\.json|rng_state(_[0-9]+)?\.pth|random_states_[0-9]+\.pkl")
 _OPTIMIZER_FILE = re.compile(r"optimizer(_[0-9]+)?\.bin")
 _MODEL_FILE = re.compile(r"(pytorch_model|model|adapter_model)([-_][0-9a-z-]+)?\.(safetensors|bin)")
-# What its writer of safetensors calls the blocks of a rank, the first of which is 1.
+# Of Orbax: of a step, of one item in it, of its store of arrays, and in the name of a save that goes on.
+ORBAX_CHECKPOINT, ORBAX_TREE, ORBAX_MANIFEST = "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"
+ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+# What the writer of safetensors of DCP calls the blocks of a rank, the first of which is 1.
 DCP_SHARD = re.compile(r"shard-([0-9]{5,7})-model-[0-9]{5,7}-of-[0-9]{5,7}\.safetensors")
 
 
@@ -46,7 +49,9 @@ def is_foreign(path: Path) -> bool:
     """Tell whether `path` is a file, or a directory of files, that some other library may have written."""
     if path.is_dir() and (is_checkpoint(path) or is_zero(path) or is_dcp(path) or single_files(path)):
         return not is_checkpoint(path)
-    if path.is_dir() and (is_training_folder(path) or pointer_in(path) or _named_last(path)):
+    if path.is_dir() and (
+        is_orbax(path) or is_training_folder(path) or pointer_in(path) or _named_last(path)
+    ):
         return True
     return path.is_file() or is_tensorflow(path)
 
@@ -60,18 +65,9 @@ def open_checkpoint(path: Path) -> CheckpointReader:
     """
     if is_checkpoint(path):
         return open_located(locate_checkpoint(path))
-    if path.is_dir() and is_zero(path):
-        from unbroken.inspection.formats.zero import ZeroDirectory
-
-        return ZeroDirectory(path)
-    if path.is_dir() and is_dcp(path):
-        from unbroken.inspection.formats.dcp import DcpDirectory
-
-        return DcpDirectory(path)
-    if path.is_dir() and is_training_folder(path):
-        from unbroken.inspection.formats.folders import TrainerFolder
-
-        return TrainerFolder(path)
+    reader = _open_directory(path) if path.is_dir() else None
+    if reader is not None:
+        return reader
     if not (path.is_dir() and single_files(path)) and is_tensorflow(path):
         from unbroken.inspection.formats.tf_bundle import TensorFlowBundle
 
@@ -90,6 +86,27 @@ def open_checkpoint(path: Path) -> CheckpointReader:
             raise UsageError(f"{path}: expected one checkpoint in it, found {names}", hint="give one file")
         path = found[0]
     return _open_file(path)
+
+
+def _open_directory(path: Path) -> CheckpointReader | None:
+    """Return a reader of a directory that is known by the files in it, None if it is another one."""
+    if is_zero(path):
+        from unbroken.inspection.formats.zero import ZeroDirectory
+
+        return ZeroDirectory(path)
+    if is_dcp(path):
+        from unbroken.inspection.formats.dcp import DcpDirectory
+
+        return DcpDirectory(path)
+    if is_orbax(path):
+        from unbroken.inspection.formats.orbax import OrbaxDirectory
+
+        return OrbaxDirectory(path)
+    if is_training_folder(path):
+        from unbroken.inspection.formats.folders import TrainerFolder
+
+        return TrainerFolder(path)
+    return None
 
 
 def _open_file(path: Path) -> CheckpointReader:
@@ -165,7 +182,29 @@ def _named_last(directory: Path) -> Path | None:
     if pointer is not None:
         return pointed_to(pointer)
     folders = [path for path in numbered(directory).values() if is_training_folder(path)]
-    return folders[-1] if folders else None
+    return folders[-1] if folders else _last_of_orbax(directory)
+
+
+def _last_of_orbax(directory: Path) -> Path | None:
+    """Return the step of the highest number, which Orbax restores, whatever is in it. Raises DamagedError."""
+    steps = [*numbered(directory, STEP).values()]
+    whole = [path for path in steps if is_orbax(path)]
+    if whole and whole[-1] != steps[-1]:
+        raise damaged(
+            str(directory),
+            f"a checkpoint in {steps[-1].name}, which Orbax takes for the last one",
+            f"none; {whole[-1].name} is one",
+        )
+    return whole[-1] if whole else None
+
+
+def is_orbax(directory: Path) -> bool:
+    """Tell whether `directory` has what Orbax writes for one checkpoint, or is what is left of a save."""
+    if ORBAX_TEMPORARY in directory.resolve().name or (directory / ORBAX_CHECKPOINT).is_file():
+        return True
+    return (directory / ORBAX_TREE).is_file() and (
+        (directory / ORBAX_MANIFEST).is_file() or (directory / "_sharding").is_file()
+    )
 
 
 def is_tensorflow(path: Path) -> bool:

@@ -9,7 +9,7 @@ from unbroken.errors import DamagedError, StorageError, UnbrokenError
 from unbroken.inspection.detect import is_foreign, open_checkpoint
 from unbroken.inspection.doctor import Advice
 from unbroken.inspection.formats.base import CheckpointReader
-from unbroken.inspection.pointers import NUMBERED, number_of, numbered, pointed_to, pointer_in
+from unbroken.inspection.pointers import NUMBERED, STEP, number_of, numbered, pointed_to, pointer_in
 
 # Trainers keep few; of more the newest are looked at.
 _MOST_OPENED = 20
@@ -22,16 +22,18 @@ def advise(reader: CheckpointReader) -> list[Advice]:
         return []
     try:
         found = [*_of_the_pointer(path), *_best(reader, path)]
-        if NUMBERED.fullmatch(path.name):
-            found += _of_the_newer(path) if not reader.problems else _of_the_older(path)
+        for called in (NUMBERED, STEP):
+            if called.fullmatch(path.name):
+                beside = numbered(path.parent, called)
+                found += (_of_the_older if reader.problems else _of_the_newer)(path, beside)
     except StorageError:
         # Who may read the checkpoint need not be allowed to look at what is beside it.
         return []
     return found
 
 
-def _of_the_newer(path: Path) -> Iterator[Advice]:
-    newer = [folder for number, folder in numbered(path.parent).items() if number > number_of(path)]
+def _of_the_newer(path: Path, beside: dict[int, Path]) -> Iterator[Advice]:
+    newer = [folder for number, folder in beside.items() if number > number_of(path)]
     for folder in reversed(newer[-_MOST_OPENED:]):
         problem = _problem(folder)
         if problem is not None:
@@ -50,8 +52,8 @@ def _of_the_newer(path: Path) -> Iterator[Advice]:
         )
 
 
-def _of_the_older(path: Path) -> Iterator[Advice]:
-    older = [folder for number, folder in numbered(path.parent).items() if number < number_of(path)]
+def _of_the_older(path: Path, beside: dict[int, Path]) -> Iterator[Advice]:
+    older = [folder for number, folder in beside.items() if number < number_of(path)]
     for folder in reversed(older[-_MOST_OPENED:]):
         if _problem(folder) is None:
             yield Advice(

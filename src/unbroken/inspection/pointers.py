@@ -13,15 +13,17 @@ from unbroken.storage.failures import translated
 
 # Of Hugging Face's trainer, and of Accelerate.
 NUMBERED = re.compile(r"checkpoint([-_])([0-9]{1,15})")
+# Of Orbax, and of scripts that call a checkpoint after its step alone.
+STEP = re.compile(r"[0-9]{1,15}")
 _LONGEST_POINTER_BYTES = 512
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,254}")
 _DEEPSPEED, _MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 
 
-def numbered(directory: Path) -> dict[int, Path]:
-    """Return the folders in `directory` that are called after a number, by it, in its order."""
+def numbered(directory: Path, called: re.Pattern[str] = NUMBERED) -> dict[int, Path]:
+    """Return the folders in `directory` that are `called` after a number, by it, in its order."""
     with translated("list", str(directory)):
-        found = [path for path in directory.iterdir() if NUMBERED.fullmatch(path.name) and path.is_dir()]
+        found = [path for path in directory.iterdir() if called.fullmatch(path.name) and path.is_dir()]
     return dict(sorted((number_of(path), path) for path in found))
 
 

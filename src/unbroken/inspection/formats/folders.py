@@ -7,7 +7,6 @@ read like all pickles here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,14 +15,14 @@ from typing import Any
 from unbroken.checkpoint.verify import Finding
 from unbroken.errors import DamagedError, UsageError
 from unbroken.inspection.detect import is_dcp, is_zero, open_checkpoint, single_files
-from unbroken.inspection.formats.base import CheckpointReader, RegularFile, damaged, encodable
+from unbroken.inspection.formats.base import CheckpointReader, RegularFile, damaged
 from unbroken.inspection.formats.joined import Parts
+from unbroken.inspection.formats.json_files import read_json
 from unbroken.inspection.formats.safetensors import inside, read_index
 from unbroken.inspection.pointers import NUMBERED, number_of
 from unbroken.storage.failures import translated
 
 TRAINER_STATE = "trainer_state.json"
-_LARGEST_STATE_BYTES = 256 << 20
 _FILE = re.compile(
     r"(pytorch_model|model|adapter_model|pytorch_model_fsdp|optimizer|scheduler|scaler|sampler|dl_state_dict"
     r"|rng_state|random_states|custom_checkpoint|training_args)(_[0-9]{1,7})?\.(safetensors|bin|pt|pth|pkl)"
@@ -123,18 +122,15 @@ class TrainerFolder(CheckpointReader):
 
     def _state(self) -> Any:
         try:
-            file = RegularFile(inside(self.path, TRAINER_STATE))
-            if file.size_bytes > _LARGEST_STATE_BYTES:
-                raise damaged(TRAINER_STATE, f"at most {_LARGEST_STATE_BYTES} bytes", f"{file.size_bytes}")
-            self.files[TRAINER_STATE] = file.size_bytes
-            said = json.loads(bytes(file.read(0, file.size_bytes)))
+            path = inside(self.path, TRAINER_STATE)
+            self.files[TRAINER_STATE] = RegularFile(path).size_bytes
+            said = read_json(path)
             if not isinstance(said, dict):
                 raise damaged(TRAINER_STATE, "an object", type(said).__name__)
-            return _clean(said)
-        except (ValueError, RecursionError) as error:
-            self.problems.append(Finding(file=TRAINER_STATE, problem=f"expected JSON, found {error}"))
+            return said
         except DamagedError as error:
-            self.problems.append(Finding(file=TRAINER_STATE, problem=error.message))
+            problem = error.message.removeprefix(f"{TRAINER_STATE}: ")
+            self.problems.append(Finding(file=TRAINER_STATE, problem=problem))
         return {}
 
     def _position(self) -> dict[str, Any]:
@@ -243,11 +239,3 @@ def _said(values: Any, key: str) -> int | None:
 def _names(directory: Path) -> list[str]:
     with translated("list", str(directory)):
         return sorted(path.name for path in directory.iterdir())
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {encodable(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return encodable(value) if isinstance(value, str) else value
