@@ -10,6 +10,8 @@ from pathlib import Path
 from unbroken.errors import DamagedError, StorageError, UsageError
 from unbroken.storage.failures import translated
 
+# Headers are small, many, and close together.
+_SMALL_BYTES, _AHEAD_BYTES = 4 << 10, 64 << 10
 HINT = "use another copy of it; `unbroken verify` names all that is damaged"
 PIECE_BYTES = 8 << 20
 
@@ -24,11 +26,21 @@ class RegularFile:
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{path}: expected a file, found something else", hint="give a checkpoint")
         self.size_bytes = found.st_size
+        self._ahead_start, self._ahead = 0, bytearray()
 
     def read(self, start: int, size_bytes: int) -> bytearray:
         """Return the bytes of a range. Raises DamagedError if the file ends before it does."""
         if start < 0 or size_bytes < 0 or start + size_bytes > self.size_bytes:
             raise damaged(str(self.path), f"at least {start + size_bytes} bytes", f"{self.size_bytes}")
+        if size_bytes > _SMALL_BYTES:
+            return self._read(start, size_bytes)
+        offset = start - self._ahead_start
+        if not 0 <= offset <= len(self._ahead) - size_bytes:
+            self._ahead = self._read(start, min(_AHEAD_BYTES, self.size_bytes - start))
+            self._ahead_start, offset = start, 0
+        return self._ahead[offset : offset + size_bytes]
+
+    def _read(self, start: int, size_bytes: int) -> bytearray:
         data = bytearray(size_bytes)
         with translated("read", str(self.path)):
             # A pipe that took its place would block.
