@@ -12,8 +12,9 @@ import pytest
 def some(*axes: dict[str, Any], one_in: int) -> list[Any]:
     """Return all combinations of the values of `axes`, by name; but for one in `one_in` they are chaos.
 
-    Every value of every axis is still in some ordinary test, as long as the longest other axis has at
-    least `one_in` values. Of a single axis it is each `one_in`-th.
+    Every value of every axis is still among these, as long as the longest other axis has at least `one_in`
+    values. Of a single axis it is each `one_in`-th. In the folders that `conftest.py` names, of what is
+    left again every third is an ordinary test.
     """
     found = []
     for places in product(*(range(len(axis)) for axis in axes)):
