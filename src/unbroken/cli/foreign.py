@@ -7,27 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from unbroken.cli import output
-from unbroken.cli.values import flat, printable, section, shortened, value_in_words
+from unbroken.cli.values import Section, flat, printable, section, shortened, value_in_words
 
 TENSORS = ("TENSOR", "DTYPE", "SHAPE", "SIZE", "WHERE", "ALIASES")
 
 
 def show(found: dict[str, Any], *, with_tensors: bool) -> None:
     """Print what `unbroken.inspection.foreign.describe` found."""
-    for line in _lines(found):
+    for line in lines(found):
         output.data(line)
     for problem in found["problems"]:
         output.data(printable(f"  {problem['file']}: {problem['problem']}"))
-    section(
-        ("PART", "TENSORS", "SIZE", "DTYPES"),
-        [
-            (name, str(part["tensors"]), output.size(part["size_bytes"]), ", ".join(part["dtypes"]))
-            for name, part in found["parts"].items()
-        ],
-    )
-    section(("OF", "DETAIL", "VALUE"), [*_details(found)])
-    for header, values in (("KEY", _without_tensors(found["values"])), ("METADATA", found["metadata"])):
-        section((header, "VALUE"), [*flat(values)] if values else [])
+    for _, header, rows in sections(found):
+        section(header, rows)
     if with_tensors:
         output.data("")
         # What the library calls a tensor, where that is not its path.
@@ -38,7 +30,23 @@ def show(found: dict[str, Any], *, with_tensors: bool) -> None:
         output.table((*TENSORS, "NAME") if any(names) else TENSORS, rows)
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def sections(found: dict[str, Any]) -> list[Section]:
+    """Return the tables, each with a title for those that show it."""
+    parts = [
+        (name, str(part["tensors"]), output.size(part["size_bytes"]), ", ".join(part["dtypes"]))
+        for name, part in found["parts"].items()
+    ]
+    values, metadata = _without_tensors(found["values"]), found["metadata"]
+    return [
+        ("Names", ("PART", "TENSORS", "SIZE", "DTYPES"), parts),
+        ("Details", ("OF", "DETAIL", "VALUE"), [*_details(found)]),
+        ("Values", ("KEY", "VALUE"), [*flat(values)] if values else []),
+        ("Metadata", ("METADATA", "VALUE"), [*flat(metadata)] if metadata else []),
+    ]
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what it is, with colour on a terminal."""
     # Colour comes last: what makes text printable would show its codes.
     yield printable(found["path"])
     state = "complete" if found["complete"] else output.painted("INCOMPLETE", "red", sys.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import click
 
-from unbroken.cli import output
+from unbroken.cli import checks, output, picture
 from unbroken.cli.target import find_checkpoint, find_foreign
-from unbroken.cli.values import flat, printable, section, shortened, value_in_words
-from unbroken.errors import EXIT_DAMAGED
+from unbroken.cli.values import Section, flat, printable, section, shortened, value_in_words
+from unbroken.errors import EXIT_DAMAGED, UsageError
 
 _FIRST = ("lr", "learning_rate", "weight_decay", "last_epoch")
 
@@ -23,15 +24,18 @@ _FIRST = ("lr", "learning_rate", "weight_decay", "last_epoch")
 @click.argument("checkpoint", required=False)
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor.")
 @click.option("--values", "with_values", is_flag=True, help="Read every tensor: its range, mean, NaN, zeros.")
+@click.option("--verify", "with_check", is_flag=True, help="Read every byte, as `unbroken verify` does.")
+@click.option("--html", metavar="FILE", help="Write an HTML page to look at instead; - is stdout.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object, always with the tensors.")
-def inspect(
-    target: str | None, checkpoint: str | None, with_tensors: bool, with_values: bool, as_json: bool
-) -> None:
+def inspect(target: str | None, checkpoint: str | None, html: str | None, **asked: bool) -> None:
     """Show what is in a checkpoint: a path, or CHECKPOINT (default: the newest) of the run TARGET.
 
     The manifest is verified; tensors are not read but with --values. A path may be of
     another library: a file of torch.save (its pickle is read, never executed), safetensors, .npz.
     Exits with 3 if it is damaged or incomplete.
+
+    The page of --html is one file without scripts, which needs no network: what it is, its parts by size,
+    and all tensors as a tree that folds. An older page of that name is replaced.
 
     \b
     Fields of --json, for checkpoints of runs:
@@ -58,43 +62,72 @@ def inspect(
       values (all else, as plain data), tensors [path, dtype, shape, size_bytes, where, aliases]
     with --values, each of the tensors has numbers (null: of no kind that is read as numbers):
       elements, least, largest, mean (of what is finite), zeros, denormals, nans, infinities
+    with --verify there is verification: intact (null: no checksum, nothing wrong), checksums,
+      findings [file, problem]
     """
+    if html is not None and asked["as_json"]:
+        raise UsageError("expected --html or --json, found both", hint="ask for one after the other")
     path = find_foreign(target) if checkpoint is None else None
     if path is not None:
-        _show_foreign(path, with_tensors=with_tensors, with_values=with_values, as_json=as_json)
-        return
+        _show_foreign(path, html, **asked)
+    else:
+        _show_ours(target, checkpoint, html, **asked)
+
+
+def _show_ours(
+    target: str | None,
+    checkpoint: str | None,
+    html: str | None,
+    *,
+    with_tensors: bool,
+    with_values: bool,
+    with_check: bool,
+    as_json: bool,
+) -> None:
     # Loaded here: checkpoints of other libraries need none of it.
     from unbroken.inspection.summary import summarize
 
     located = find_checkpoint(target, checkpoint)
     with _without_collection():
         found = summarize(located)
-    if with_values:
+    if with_check:
+        found["verification"] = checks.of_ours(located)
+    if with_values and _is_readable(found):
         from unbroken.cli import numbers
         from unbroken.inspection.detect import open_located
 
         numbers.add(open_located(located), found["tensors"])
     if as_json:
         output.data_json(found)
-        return
-    for line in _lines(found):
-        output.data(printable(line))
-    section(("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES"), [*map(_part, found["parts"].items())])
-    section(("OF", "DETAIL", "VALUE"), [*_details(found)])
-    section(("CONFIG", "VALUE"), [*flat(found["config"])])
-    section(("ENVIRONMENT", "VALUE"), [*flat(found["environment"])])
-    section(("FILE", "SIZE"), [(name, output.size(size)) for name, size in found["files"].items()])
-    if with_tensors:
-        output.data("")
-        output.table(
-            ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
-            [_tensor(row) for row in found["tensors"]],
-        )
-    if with_values:
-        numbers.show(found["tensors"])
+    elif html is not None:
+        picture.write(html, found, lines=_lines(found), sections=_sections(found))
+    else:
+        for line in _lines(found):
+            output.data(printable(line))
+        _show_check(found)
+        for _, header, rows in _sections(found):
+            section(header, rows)
+        if with_tensors:
+            output.data("")
+            output.table(
+                ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
+                [_tensor(row) for row in found["tensors"]],
+            )
+        if with_values and _is_readable(found):
+            numbers.show(found["tensors"])
+    if not _is_readable(found):
+        click.get_current_context().exit(EXIT_DAMAGED)
 
 
-def _show_foreign(path: Path, *, with_tensors: bool, with_values: bool, as_json: bool) -> None:
+def _show_foreign(
+    path: Path,
+    html: str | None,
+    *,
+    with_tensors: bool,
+    with_values: bool,
+    with_check: bool,
+    as_json: bool,
+) -> None:
     # Loaded here: our own checkpoints need none of it.
     from unbroken.cli import foreign, numbers
     from unbroken.inspection.detect import open_checkpoint
@@ -103,16 +136,51 @@ def _show_foreign(path: Path, *, with_tensors: bool, with_values: bool, as_json:
     with _without_collection():
         reader = open_checkpoint(path)
         found = describe(reader)
-    if with_values:
+    if with_check:
+        found["verification"] = checks.of_others(reader)
+    if with_values and _is_readable(found):
         numbers.add(reader, found["tensors"])
     if as_json:
         output.data_json(found)
+    elif html is not None:
+        lines, sections = foreign.lines(found), foreign.sections(found)
+        picture.write(html, found, lines=lines, sections=sections)
     else:
         foreign.show(found, with_tensors=with_tensors)
-        if with_values:
+        _show_check(found)
+        if with_values and _is_readable(found):
             numbers.show(found["tensors"])
-    if not found["complete"]:
+    if not found["complete"] or not _is_readable(found):
         click.get_current_context().exit(EXIT_DAMAGED)
+
+
+def _is_readable(found: Mapping[str, Any]) -> bool:
+    """Tell whether nothing is known to be damaged: of what is, numbers tell nothing."""
+    check = found.get("verification")
+    return check is None or check["intact"] is not False
+
+
+def _show_check(found: Mapping[str, Any]) -> None:
+    check = found.get("verification")
+    if check is None:
+        return
+    words = checks.in_words(check)
+    output.data(words if _is_readable(found) else output.painted(words, "red", sys.stdout))
+    for one in check["findings"]:
+        output.data(printable(f"  {one['file']}: {one['problem']}"))
+
+
+def _sections(found: dict[str, Any]) -> list[Section]:
+    """Return the tables of a checkpoint of a run, each with a title for those that show it."""
+    part = ("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES")
+    files = [(name, output.size(size)) for name, size in found["files"].items()]
+    return [
+        ("Handlers", part, [*map(_part, found["parts"].items())]),
+        ("Details", ("OF", "DETAIL", "VALUE"), [*_details(found)]),
+        ("Config", ("CONFIG", "VALUE"), [*flat(found["config"])]),
+        ("Environment", ("ENVIRONMENT", "VALUE"), [*flat(found["environment"])]),
+        ("Files", ("FILE", "SIZE"), files),
+    ]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from unbroken.cli import output
 _LONGEST_VALUE = 100
 _MOST_ROWS = 60
 _DEEPEST = 4
+# A title, the header and the rows of a table.
+Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
 
 def section(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -14,8 +14,8 @@ from unbroken.dashboard.report import Report
 from unbroken.dashboard.spent import THINGS
 
 # Even a browser that is told otherwise by what a page contains asks nobody for anything.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_STYLE = Path(__file__).with_name("page.css")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+STYLE = Path(__file__).with_name("page.css")
 _SPANS_OF_MAIN, _SPANS_OF_OTHERS = 1000, 300
 _MOST_CHARTS = 24
 _MOST_CHECKPOINTS = 40
@@ -53,10 +53,10 @@ def page(report: Report) -> str:
     problems = "".join(f'<p role="alert"><strong>{escape(one)}</strong></p>' for one in report.problems)
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="referrer" content="no-referrer"><title>{escape(title)}</title>'
-        f"<style>{_STYLE.read_text()}</style></head><body>\n"
+        f"<style>{STYLE.read_text()}</style></head><body>\n"
         f"<header>{_header(report)}{problems}{_tiles(report)}</header>\n<main>\n"
         f"{_charts(report)}{_marks(report)}{_spent(report)}{_checkpoints(report)}</main>\n"
         f"<footer><p>Made by <code>unbroken report</code> on {words.moment(report.made)} UTC from "

@@ -75,6 +75,13 @@ def _hdf5() -> Target:
     return Hdf5Target()
 
 
+def _keras(like: Path) -> Target:
+    from unbroken.inspection.keras_target import KerasTarget
+
+    return KerasTarget(like)
+
+
+_LIKE_ANOTHER = ".keras"
 # By how the names of their files end. What writes them is loaded when it is asked for.
 _TARGETS: dict[str, Callable[[], Target]] = {
     SUFFIX: SafetensorsTarget,
@@ -83,21 +90,24 @@ _TARGETS: dict[str, Callable[[], Target]] = {
 }
 
 
-def convert(reader: CheckpointReader, target: Path) -> Conversion:
+def convert(reader: CheckpointReader, target: Path, *, like: Path | None = None) -> Conversion:
     """Write the tensors of `reader` to the file `target`, and all else to a JSON file beside it.
 
     How its name ends says in which format. Names stay as they are, and so does every bit. Nothing that
-    exists is overwritten; if it fails, nothing is left.
+    exists is overwritten; if it fails, nothing is left. A `.keras` gets what is no weight from the file
+    `like`, another one of the same model.
 
     Raises:
-        UsageError: `target` is no name for such a file, or one of the files is there already.
+        UsageError: `target` is no name for such a file, one of the files is there already, or `like` is
+            missing or of another model.
         DamagedError: a tensor is not all there.
     """
     _check_whole(reader)
-    form = target_format(target)
+    form = target_format(target, like)
     values = target.with_name(target.name.removesuffix(form.suffix) + _VALUES_SUFFIX)
     files = (*reversed(form.files(target)), values)
     _check_free(files)
+    form.check(reader)
     refused = {path: form.refusal(path, entry) for path, entry in reader.tensors.items()}
     tensors = {path: UnreadTensor(reader, path) for path, why in refused.items() if why is None}
     dropped = (*_dropped(reader, refused), *form.notes(reader))
@@ -114,14 +124,27 @@ def convert(reader: CheckpointReader, target: Path) -> Conversion:
     return Conversion(tensors=len(tensors), size_bytes=size_bytes, files=files, dropped=dropped)
 
 
-def target_format(target: Path) -> Target:
+def target_format(target: Path, like: Path | None) -> Target:
     """Return the format that the name of a file asks for. Raises UsageError if it asks for none."""
+    if target.name.endswith(_LIKE_ANOTHER) and target.name != _LIKE_ANOTHER:
+        _check_directory(target)
+        if like is None:
+            raise UsageError(
+                f"{target}: expected --like OTHER.keras, for a checkpoint has no configuration for Keras",
+                hint="let model.save('like.keras') write one, of the same model: trained or not",
+            )
+        return _keras(like)
+    if like is not None:
+        raise UsageError(
+            f"{target}: expected no --like, which is for names that end with {_LIKE_ANOTHER}",
+            hint=f"end the name with {_LIKE_ANOTHER}, or leave out --like",
+        )
     for suffix, form in _TARGETS.items():
         if target.name.endswith(suffix) and target.name != suffix:
             _check_directory(target)
             return form()
     raise UsageError(
-        f"{target}: expected a name that ends with {' or '.join(_TARGETS)}",
+        f"{target}: expected a name that ends with {' or '.join((*_TARGETS, _LIKE_ANOTHER))}",
         hint="the end of the name says in which format tensors are written",
     )
 

@@ -47,6 +47,10 @@ class Target(ABC):
     def refusal(self, path: str, entry: StoredTensor) -> str | None:
         """Return why a tensor has no place in this format, None if it has."""
 
+    def check(self, reader: CheckpointReader) -> None:
+        """Raise UsageError if no such file can be made of `reader`."""
+        return
+
     def notes(self, reader: CheckpointReader) -> Iterator[str]:
         """Yield what is to be said of the files made of `reader`."""
         return iter(())

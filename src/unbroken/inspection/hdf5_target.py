@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from unbroken.errors import UsageError
 from unbroken.inspection.conversion_target import Target, UnreadTensor
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
-from unbroken.storage.base import Buffer
+from unbroken.inspection.formats.keras import OF_KERAS
 from unbroken.storage.local import LocalStorage
 
 _MODEL = "keras.model"
 # What a part of a Keras model has beside its variables: their paths in a file of weights, in the same order.
 _FILE = "(file)"
 # Tensors that are no weights of the model lie apart, where Keras looks for none of its own.
-_BESIDE = "unbroken"
+BESIDE = "unbroken"
 _PIECE_BYTES = 8 << 20
 _NUMBERS = {
     "I8": "STD_I8LE",
@@ -46,9 +47,7 @@ class Hdf5Target(Target):
         return (target,)
 
     def refusal(self, path: str, entry: StoredTensor) -> str | None:
-        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            return "HDF5 has no such names"
-        return None if entry.dtype in _KNOWN else f"HDF5 has no {entry.dtype}"
+        return refused_by_hdf5(path, entry)
 
     def notes(self, reader: CheckpointReader) -> Iterator[str]:
         places = keras_places(reader)
@@ -59,7 +58,7 @@ class Hdf5Target(Target):
         if not places:
             yield "names are as in the source; load_weights of Keras takes what is of a model of Keras only"
         elif beside:
-            yield f"{beside} tensors that are no weights of the model lie below {_BESIDE}/, unseen by Keras"
+            yield f"{beside} tensors that are no weights of the model lie below {BESIDE}/, unseen by Keras"
 
     def write(
         self,
@@ -68,25 +67,46 @@ class Hdf5Target(Target):
         target: Path,
         tensors: Mapping[str, UnreadTensor],
     ) -> int:
-        places, others = keras_places(reader), distinct(tensors)
-        if places:
-            others = {path: f"{_BESIDE}/{place}" for path, place in others.items()}
-        named = {places.get(path, [others[path]])[0]: tensor for path, tensor in tensors.items()}
-        links = {link: first for first, *more in places.values() for link in more if first in named}
-        # It has no name, so that it is gone whatever happens.
-        with tempfile.TemporaryFile(dir=target.absolute().parent) as scratch:
-            offsets = _lay_out(scratch, named, links)
-            for place, tensor in named.items():
-                if offsets[place] is not None:
-                    _write_at(scratch.fileno(), tensor.data, offsets[place])
-            return storage.write(target.name, _pieces(scratch.fileno()))
+        with written_hdf5(target.absolute().parent, keras_places(reader), tensors) as scratch:
+            return storage.write(target.name, pieces_of(scratch))
+
+
+@contextmanager
+def written_hdf5(
+    directory: Path, places: Mapping[str, list[str]], tensors: Mapping[str, UnreadTensor]
+) -> Iterator[int]:
+    """Write `tensors` to an HDF5 file without a name in `directory`, and yield its descriptor.
+
+    Where each lies is in `places`; all others lie apart from these. Raises DamagedError.
+    """
+    others = distinct(tensors)
+    if places:
+        others = {path: f"{BESIDE}/{place}" for path, place in others.items()}
+    named = {places[path][0] if path in places else others[path]: tensor for path, tensor in tensors.items()}
+    links = {link: first for first, *more in places.values() for link in more if first in named}
+    # It has no name, so that it is gone whatever happens.
+    with tempfile.TemporaryFile(dir=directory) as scratch:
+        offsets = _lay_out(scratch, named, links)
+        for place, tensor in named.items():
+            if offsets[place] is not None:
+                _write_at(scratch.fileno(), tensor.data, offsets[place])
+        yield scratch.fileno()
+
+
+def refused_by_hdf5(path: str, entry: StoredTensor) -> str | None:
+    """Return why a tensor has no place in HDF5, None if it has."""
+    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        return "HDF5 has no such names"
+    return None if entry.dtype in _KNOWN else f"HDF5 has no {entry.dtype}"
 
 
 def keras_places(reader: CheckpointReader) -> dict[str, list[str]]:
-    """Return where Keras looks for the weights of the one model of Keras in a checkpoint of ours, by path.
+    """Return where Keras looks for the weights in a file of Keras, or of the one model in a run, by path.
 
-    There are several places for what several layers have.
+    There are several places for what several layers have. It is empty for everything else.
     """
+    if reader.format in OF_KERAS:
+        return {path: [entry.where, *entry.aliases] for path, entry in reader.tensors.items()}
     handlers = reader.facts.get("handlers", {})
     models = [name for name, handler in handlers.items() if handler == _MODEL]
     state = reader.values.get(models[0], {}) if len(models) == 1 else {}
@@ -185,7 +205,8 @@ def _write_at(descriptor: int, data: memoryview, offset: int | None) -> None:
         done += os.pwrite(descriptor, data[done : done + _PIECE_BYTES], (offset or 0) + done)
 
 
-def _pieces(descriptor: int) -> Iterator[Buffer]:
+def pieces_of(descriptor: int) -> Iterator[bytes]:
+    """Yield what is in a file from its beginning on."""
     size = os.fstat(descriptor).st_size
     for start in range(0, size, _PIECE_BYTES):
         yield os.pread(descriptor, _PIECE_BYTES, start)

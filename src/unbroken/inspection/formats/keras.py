@@ -20,7 +20,9 @@ from unbroken.interchange import keras_files
 from unbroken.interchange.hdf5 import Hdf5File
 
 _FORMATS = {"weights": "Keras .weights.h5", "legacy": "legacy Keras .h5", "plain": "HDF5"}
-_ARCHIVE = "Keras .keras"
+ARCHIVE = "Keras .keras"
+# In these a variable lies where Keras looks for it.
+OF_KERAS = (_FORMATS["weights"], ARCHIVE)
 _LARGEST_HEADER_BYTES = 256 << 20
 _SEEDS = "the state of seed generators is in no file of this format: dropout goes on otherwise after it"
 _NUMBERED = "variables have numbers in it; those of Keras' own layers are named by their order"
@@ -45,7 +47,7 @@ class KerasFile(CheckpointReader):
                 self.problems.append(Finding(file=path.name, problem=DOUBLED))
             self._hdf5 = _inside(archive)
         self._found = keras_files.contents(self._hdf5)
-        self.format = _FORMATS[self._found.form] if archive is None else _ARCHIVE
+        self.format = _FORMATS[self._found.form] if archive is None else ARCHIVE
         self._enter_arrays()
         self._say()
 
