@@ -42,23 +42,38 @@ def test_generators_are_kept_as_parts_and_inside_of_them_and_set_in_place(tmp_pa
         restore(tmp_path, one=tf.random.Generator.from_seed(1, alg="threefry"), module=live)
 
 
-@pytest.mark.chaos
-def test_nobody_makes_the_global_generator_to_look_at_it(tmp_path: Path) -> None:
+@pytest.fixture
+def generators(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that has the global generator, which nobody has made yet, and a seed of the program."""
     from tensorflow.python.ops import stateful_random_ops
 
-    before = stateful_random_ops.global_generator
-    stateful_random_ops.global_generator = None
-    try:
-        save(tmp_path, weight=tf.Variable(1.0))
-        assert stateful_random_ops.global_generator is None
-        tf.random.get_global_generator().reset_from_seed(5)
-        save(tmp_path, weight=tf.Variable(1.0))
-        expected = tf.random.get_global_generator().uniform([2]).numpy()
-        stateful_random_ops.global_generator = None
-        restore(tmp_path, weight=tf.Variable(1.0))
-        assert np.array_equal(tf.random.get_global_generator().uniform([2]).numpy(), expected)
-    finally:
-        stateful_random_ops.global_generator = before
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    tf.random.set_seed(3)
+    return stateful_random_ops
+
+
+def test_nobody_makes_the_global_generator_to_look_at_it(tmp_path: Path, generators: Any) -> None:
+    save(tmp_path / "none", weight=tf.Variable(1.0))
+    assert generators.global_generator is None
+    tf.random.get_global_generator().reset_from_seed(5)
+    save(tmp_path / "one", weight=tf.Variable(1.0))
+    expected = tf.random.get_global_generator().uniform([2]).numpy()
+    generators.global_generator = None
+    restore(tmp_path / "one", weight=tf.Variable(1.0))
+    assert np.array_equal(tf.random.get_global_generator().uniform([2]).numpy(), expected)
+
+
+@pytest.mark.usefixtures("generators")
+def test_a_global_generator_that_was_made_since_begins_as_it_is_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, weight=tf.Variable(1.0))
+    tf.random.get_global_generator().reset_from_seed(5)
+    restore(tmp_path, weight=tf.Variable(1.0))
+    told = "the generator of tensorflow/global_generator came into use since and begins as it is"
+    assert told in capsys.readouterr().err
+    there = tf.random.get_global_generator().uniform([2]).numpy()
+    assert np.array_equal(there, tf.random.Generator.from_seed(5).uniform([2]).numpy())
 
 
 def test_random_operations_in_functions_are_named_with_what_to_do(

@@ -113,13 +113,14 @@ class GlobalRandomnessHandler:
         return found
 
     def changed_settings(self, value: Any, state: Any) -> list[Setting]:
-        new = sorted(set(capture_global_rng()) - set(state))
+        new = _new_in(capture_global_rng(), state)
         return [
             Setting(
                 name,
                 None,
                 "as it is",
                 note=f"the generator of {name} came into use since and begins as it is",
+                places=(name,),
             )
             for name in new
         ]
@@ -136,6 +137,15 @@ class GlobalRandomnessHandler:
         except UnsupportedStateError as error:
             return [error.message]
         return [f"{path}: a random generator that was made after the run was entered" for path in found]
+
+
+def _new_in(live: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """Return what is in `live` alone: libraries, and generators of one that has several."""
+    found = [name for name in live if name not in saved]
+    for name in live.keys() & saved.keys():
+        if isinstance(live[name], Mapping) and isinstance(saved[name], Mapping):
+            found += [f"{name}/{inner}" for inner in live[name] if inner not in saved[name]]
+    return sorted(found)
 
 
 def generators_in(state: Mapping[str, Any]) -> tuple[str, ...]:

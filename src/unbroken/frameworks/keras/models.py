@@ -37,7 +37,7 @@ from unbroken.frameworks.keras.optimizers import (
     OptimizerState,
 )
 from unbroken.frameworks.keras.renames import renamed_structure, with_suggestions
-from unbroken.frameworks.keras.replicas import REPLICAS, Replicas
+from unbroken.frameworks.keras.replicas import REPLICAS, Replicas, build_optimizer, kept_again
 from unbroken.frameworks.keras.slots import begin_at_weights, is_optimizer
 from unbroken.frameworks.keras.structure import Named, dotted, named_variables
 from unbroken.frameworks.keras.tensors import has_value, raw, source_of
@@ -89,7 +89,7 @@ class ModelHandler:
         replicas = self._replicas.state(sources)
         waiting = {name: item for name, item in self._awaited.of(value).items() if name not in sources}
         if copies := waiting.pop(REPLICAS, {}):
-            replicas = {REPLICAS: {**copies, **replicas.get(REPLICAS, {})}}
+            replicas = {REPLICAS: {**kept_again(copies), **replicas.get(REPLICAS, {})}}
         return {
             **sources,
             **{name: _as_source(item) for name, item in waiting.items()},
@@ -291,7 +291,7 @@ class ModelHandler:
             return None
         if not optimizer.built:
             # As Keras does with the first batch.
-            optimizer.build(value.trainable_variables)
+            build_optimizer(optimizer, value.trainable_variables)
         names = {id(raw(item.variable)): item.name for item in named_variables(value)}
         part = self._part(value)
         rate = f"{part}.learning_rate"

@@ -24,6 +24,7 @@ from unbroken.frameworks.keras.optimizer_settings import (
     script_options,
     with_rate_horizon,
 )
+from unbroken.frameworks.keras.replicas import build_optimizer
 from unbroken.frameworks.keras.slots import Slots, is_optimizer, optimizers_in, slots_of
 from unbroken.frameworks.keras.structure import dotted, named_variables
 from unbroken.frameworks.keras.tensors import fill, raw, source_of, tensor_differences
@@ -348,7 +349,7 @@ class OptimizerHandler:
                 "nothing to restore",
                 hint=f"call {part}.build(model.trainable_variables) before the run starts",
             )
-        optimizer.build(models[0].trainable_variables)
+        build_optimizer(optimizer, models[0].trainable_variables)
 
 
 def renamed_names(names: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, str]:

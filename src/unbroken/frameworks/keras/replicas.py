@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -42,6 +43,20 @@ class Replicas:
         """Put each copy back, after each variable has got its one value."""
         if self._kept is not None:
             self._kept.restore(_raw(variables), _copies(state))
+
+
+def kept_again(copies: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return loaded copies as a state has them, for variables that are not there yet."""
+    from unbroken.frameworks.tensorflow.tensors import LoadedCopy
+
+    return {name: [LoadedCopy(value) for value in values] for name, values in copies.items()}
+
+
+def build_optimizer(optimizer: Any, trained: Sequence[Any]) -> None:
+    """Make the variables of `optimizer` as the first batch does: in the scope that it was made in."""
+    strategy = getattr(optimizer, "_distribution_strategy", None)
+    with nullcontext() if strategy is None else strategy.scope():
+        optimizer.build(trained)
 
 
 def _raw(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,6 +146,16 @@ class ArrayTensor(TensorSource):
         np.copyto(np.frombuffer(target, dtype=self._array.dtype).reshape(self.shape), self._array)
 
 
+class LoadedCopy(ArrayTensor):
+    """A copy of a distributed variable as it was loaded, to be kept again before there is the variable."""
+
+    __slots__ = ()
+
+    @property
+    def library(self) -> str:
+        return TensorFlowCodec.root
+
+
 def _view(value: Any, dtype: str) -> np.ndarray[Any, Any]:
     # Buffers of Python know no elements of eight bits with a point, nor of the sixteen bits of bfloat16.
     if dtype.startswith("F8_"):

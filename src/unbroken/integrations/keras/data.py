@@ -21,6 +21,7 @@ from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchData
 from unbroken.errors import StateMismatchError, UnsupportedStateError
 from unbroken.frameworks.generators import is_generator
 from unbroken.frameworks.keras.fit_data import Continued, FitData, NumberedBatches, OneStream
+from unbroken.integrations.keras.mirrored import MirroredDelivery
 from unbroken.rundir.tell import tell
 from unbroken.training.replay import resumable
 
@@ -199,6 +200,9 @@ def delivery(epoch_iterator: Any) -> Callable[[], Callable[[Sequence[Any]], Iter
     """Return what begins an epoch, and returns what gives batches to the train function of the backend."""
     if keras.backend.backend() != "tensorflow":
         return lambda: lambda batches: iter([_tensors(batch) for batch in batches])
+    strategy = epoch_iterator._distribute_strategy
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        return MirroredDelivery(epoch_iterator, strategy).begin
     return TensorFlowDelivery(epoch_iterator).begin
 
 
@@ -246,13 +250,6 @@ class TensorFlowDelivery:
     def __init__(self, epoch_iterator: Any) -> None:
         import tensorflow as tf
 
-        strategy = epoch_iterator._distribute_strategy
-        if strategy is not None and strategy.num_replicas_in_sync > 1:
-            raise UnsupportedStateError(
-                f"fit: expected a model on one device, found one on {strategy.num_replicas_in_sync} by "
-                f"{type(strategy).__name__}",
-                hint="train it in a loop over run.epochs and run.batches",
-            )
         self._tf = tf
         self._waiting = deque[Any]()
         spec = epoch_iterator._distributed_dataset.element_spec
