@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
 
 import pytest
 
@@ -17,63 +14,23 @@ from unbroken.rundir.last_words import read_last_words
 from unbroken.rundir.rollbacks import read_rollbacks
 
 from ..training.runs import flip, names
-from ..zygote import run_script
-
-SCRIPT = Path(__file__).with_name("training_script.py")
-
-
-class Trained:
-    """What a run of the script has left, attempt after attempt."""
-
-    def __init__(self, place: Path, world: int = 2) -> None:
-        self.run, self.out = place / "run", place / "out"
-        self.world = world
-        self.said = ""
-
-    def go(self, world: int | None = None, **options: Any) -> Trained:
-        self.out.mkdir(parents=True, exist_ok=True)
-        words = [f"{name}={json.dumps(value)}" for name, value in options.items()]
-        done = run_script(
-            SCRIPT, str(self.run), str(self.out), str(world or self.world), *words, output=self.out / "said"
-        )
-        self.code, self.said = done.returncode, done.stderr
-        return self
-
-    @property
-    def codes(self) -> list[int]:
-        found: list[int] = json.loads((self.out / "codes.json").read_text())
-        return found
-
-    def last(self, rank: int) -> str:
-        return (self.out / f"{rank}.txt").read_text()
-
-    def steps(self, rank: int) -> dict[int, dict[str, Any]]:
-        """Return what a rank saw in each step, the last time that it did that."""
-        lines = [json.loads(line) for line in (self.out / f"{rank}.jsonl").read_text().splitlines()]
-        return {line["step"]: line for line in lines}
-
-
-@cache
-def reference(world: int = 2) -> Trained:
-    return Trained(Path(mkdtemp(prefix="unbroken-ranks-")), world).go()
-
-
-def assert_as(trained: Trained, expected: Trained) -> None:
-    for rank in range(expected.world):
-        assert trained.steps(rank) == expected.steps(rank)
-        assert trained.last(rank) == expected.last(rank)
+from .conftest import Trained, assert_as
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 1])
-def test_a_rank_that_is_killed_costs_no_exactness_on_any(tmp_path: Path, rank: int) -> None:
+def test_a_rank_that_is_killed_costs_no_exactness_on_any(
+    tmp_path: Path, rank: int, reference: Trained
+) -> None:
     trained = Trained(tmp_path).go(kill=5, rank=rank)
     assert trained.code != 0
     trained.go()
     assert trained.code == 0, trained.said
-    assert_as(trained, reference())
+    assert_as(trained, reference)
 
 
-def test_a_stop_that_one_rank_is_asked_for_is_one_of_all_at_the_same_step(tmp_path: Path) -> None:
+def test_a_stop_that_one_rank_is_asked_for_is_one_of_all_at_the_same_step(
+    tmp_path: Path, reference: Trained
+) -> None:
     trained = Trained(tmp_path).go(term=5)
     assert trained.codes == [75, 75], trained.said
     assert "stopped by signal SIGTERM on rank 1 at step 5, saved in step-00000005" in trained.said
@@ -82,10 +39,12 @@ def test_a_stop_that_one_rank_is_asked_for_is_one_of_all_at_the_same_step(tmp_pa
         assert words is not None
         assert (words.ending, words.step, words.checkpoint) == ("stopped", 5, "step-00000005")
     assert trained.go().code == 0, trained.said
-    assert_as(trained, reference())
+    assert_as(trained, reference)
 
 
-def test_a_loss_that_is_nan_on_one_rank_sends_all_back_to_the_same_checkpoint(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan_on_one_rank_sends_all_back_to_the_same_checkpoint(
+    tmp_path: Path, reference: Trained
+) -> None:
     trained = Trained(tmp_path).go(nan=7, health={"warm_up_steps": 100})
     assert trained.codes == [75, 75], trained.said
     (rollback,) = read_rollbacks(trained.run)
@@ -94,7 +53,7 @@ def test_a_loss_that_is_nan_on_one_rank_sends_all_back_to_the_same_checkpoint(tm
     trained.go(health={"warm_up_steps": 100})
     assert trained.code == 0, trained.said
     # The bad batch is left out on each: its step is that of the next batch, and there is one step less.
-    expected = reference()
+    expected = reference
     for rank in (0, 1):
         seen = [line["indices"] for _, line in sorted(trained.steps(rank).items())]
         whole = [line["indices"] for _, line in sorted(expected.steps(rank).items())]
@@ -103,7 +62,7 @@ def test_a_loss_that_is_nan_on_one_rank_sends_all_back_to_the_same_checkpoint(tm
     assert weights[0] == weights[1]
 
 
-def test_what_is_damaged_for_one_rank_is_passed_over_by_all(tmp_path: Path) -> None:
+def test_what_is_damaged_for_one_rank_is_passed_over_by_all(tmp_path: Path, reference: Trained) -> None:
     trained = Trained(tmp_path).go(kill=8)
     newest = CheckpointStore(trained.run).latest()
     assert newest.step >= 6
@@ -112,7 +71,7 @@ def test_what_is_damaged_for_one_rank_is_passed_over_by_all(tmp_path: Path) -> N
     flip(trained.run / layout.CHECKPOINTS / newest.name / entry.file, entry.offset)
     assert trained.go().code == 0, trained.said
     assert f"{newest.name} was passed over: rank 1: " in trained.said
-    assert_as(trained, reference())
+    assert_as(trained, reference)
 
 
 @pytest.mark.chaos

@@ -13,7 +13,7 @@ import pytest
 
 from unbroken.rundir import layout
 
-from .test_ranks import SCRIPT, Trained, assert_as, reference
+from .conftest import SCRIPT, Trained, assert_as
 
 KILLS = 12
 
@@ -37,7 +37,9 @@ def keep_going(trained: Trained, state_home: Path, *options: str) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_that_are_killed_at_random_train_to_the_same_bits(tmp_path: Path, seed: int) -> None:
+def test_ranks_that_are_killed_at_random_train_to_the_same_bits(
+    tmp_path: Path, seed: int, reference: Trained
+) -> None:
     drawn, step = random.Random(seed), 1
     kills = []
     for attempt in range(1, KILLS + 1):
@@ -45,22 +47,24 @@ def test_ranks_that_are_killed_at_random_train_to_the_same_bits(tmp_path: Path, 
         kills.append([attempt, drawn.randrange(2), step])
     trained = Trained(tmp_path)
     keep_going(trained, tmp_path / "state", "every=1", f"kills={json.dumps(kills)}")
-    assert_as(trained, reference())
+    assert_as(trained, reference)
     # As many as there were steps left to be killed in.
     assert len(layout.attempts(trained.run)) > 5
 
 
 @pytest.mark.chaos
-def test_a_stop_of_one_rank_is_no_failure_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_stop_of_one_rank_is_no_failure_and_the_run_goes_on(tmp_path: Path, reference: Trained) -> None:
     trained = Trained(tmp_path)
     keep_going(trained, tmp_path / "state", "term=5")
-    assert_as(trained, reference())
+    assert_as(trained, reference)
     first = json.loads((layout.attempt_directory(trained.run, 1) / layout.VERDICT_FILE).read_text())
     assert first["outcome"] == "stopped"
 
 
 @pytest.mark.chaos
-def test_a_nan_on_one_rank_takes_all_back_and_past_it_without_anybody(tmp_path: Path) -> None:
+def test_a_nan_on_one_rank_takes_all_back_and_past_it_without_anybody(
+    tmp_path: Path, reference: Trained
+) -> None:
     trained = Trained(tmp_path)
     keep_going(trained, tmp_path / "state", "nan=7", 'health={"warm_up_steps": 100}')
     weights = [json.loads(trained.last(rank))[0]["module.0.weight"] for rank in (0, 1)]

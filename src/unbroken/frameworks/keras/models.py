@@ -310,7 +310,7 @@ def variable_sources(model: Any) -> dict[str, TensorSource]:
     return {
         _key(item): source_of(
             item.variable,
-            is_frozen=item.is_weight and not item.variable.trainable,
+            is_frozen=item.is_for_training and not item.variable.trainable,
             is_trained=item.is_weight and bool(item.variable.trainable),
         )
         for item in named_variables(model)

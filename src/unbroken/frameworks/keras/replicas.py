@@ -49,7 +49,11 @@ def kept_again(copies: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return loaded copies as a state has them, for variables that are not there yet."""
     from unbroken.frameworks.tensorflow.tensors import LoadedCopy
 
-    return {name: [LoadedCopy(value) for value in values] for name, values in copies.items()}
+    return {
+        # Those of other processes are not here.
+        name: [None if value is None else LoadedCopy(value) for value in values]
+        for name, values in copies.items()
+    }
 
 
 def build_optimizer(optimizer: Any, trained: Sequence[Any]) -> None:

@@ -38,11 +38,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A variable and its name. With `is_weight` it is one for Keras, too: not the state of a generator."""
+    """A variable and its name. With `is_weight` it is one for Keras, too: not the state of a generator.
+
+    With `is_for_training` an optimizer may train it, unless it is frozen; others are what layers gather.
+    """
 
     name: str
     variable: Any
     is_weight: bool
+    is_for_training: bool = False
 
 
 def places_of(root: Any) -> list[Place]:
@@ -79,8 +83,12 @@ def named_variables(root: Any) -> list[Named]:
     """Return the variables of the layer `root`, each once, by its first name."""
     found: dict[int, Named] = {}
     for place in places_of(root):
+        trained = set(map(id, place.layer._trainable_variables))
         for segment, variable in own_variables(place.layer):
-            found.setdefault(id(variable), Named(dotted(place.name, segment), variable, is_weight=True))
+            named = Named(
+                dotted(place.name, segment), variable, is_weight=True, is_for_training=id(variable) in trained
+            )
+            found.setdefault(id(variable), named)
         generators = by_attribute(place.layer, place.layer._seed_generators)
         for segment, generator in generators:
             named = Named(dotted(place.name, segment), generator.state, is_weight=False)

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
+from unbroken.frameworks.tensorflow.processes import this_worker
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
 
@@ -19,6 +20,12 @@ _SHOWN = 3
 def copies_of(variable: Any) -> tuple[tf.Variable, ...]:
     """Return the copies of a variable, one for each replica; none if it has no copies."""
     return tuple(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else ()
+
+
+def is_of_workers(variable: Any) -> bool:
+    """Tell whether other processes have copies of a variable, too: reading its value takes all of them."""
+    copies = copies_of(variable)
+    return bool(copies) and len(copies) < variable.distribute_strategy.num_replicas_in_sync
 
 
 def shards_of(variable: Any) -> tuple[tf.Variable, ...]:
@@ -35,6 +42,11 @@ def is_variable(value: object) -> TypeGuard[Any]:
 def assign_value(variable: Any, value: Any) -> None:
     """Give `variable`, and each copy of it, the `value` of the same dtype and shape."""
     copies = copies_of(variable)
+    if is_of_workers(variable):
+        # Each process puts back its own: to assign to all might wait for the others.
+        for copy in copies:
+            copy.assign(value)
+        return
     is_read_as_sum = (
         bool(copies)
         and variable.synchronization is tf.VariableSynchronization.ON_READ
@@ -60,6 +72,8 @@ def fill(variable: Any, loaded: Any) -> None:
 def is_one_value(variable: Any) -> bool:
     """Tell whether the value that reading `variable` gives is all of it, for each of its copies."""
     copies = copies_of(variable)
+    if is_of_workers(variable) and _is_on_read(variable):
+        return False
     return len(copies) < 2 or not (_is_on_read(variable) or _differs(copies))
 
 
@@ -73,10 +87,10 @@ class Replicas:
     def __init__(self) -> None:
         self._has_told = False
 
-    def state(self, variables: Mapping[str, Any]) -> dict[str, list[tf.Variable]]:
-        """Return the copies of those whose copies are not all alike."""
+    def state(self, variables: Mapping[str, Any]) -> dict[str, list[tf.Variable | None]]:
+        """Return the copies of those whose copies are not all alike; None for those of other processes."""
         kept = {
-            name: list(copies_of(variable))
+            name: _in_place(variable, copies_of(variable))
             for name, variable in variables.items()
             if not is_one_value(variable)
         }
@@ -87,7 +101,7 @@ class Replicas:
         self, variables: Mapping[str, Any], state: Mapping[str, Sequence[Any]]
     ) -> list[Difference]:
         """Return why the copies in `state` cannot be put into those of `variables`."""
-        live = {name: max(len(copies_of(variable)), 1) for name, variable in variables.items()}
+        live = {name: _count(variable) for name, variable in variables.items()}
         saved = {name: len(state.get(name, (None,))) for name in live}
         wrong = [
             name
@@ -106,8 +120,9 @@ class Replicas:
         """Put each copy back, where there are as many; elsewhere all have the one value already."""
         for name, values in state.items():
             copies = copies_of(variables[name]) if name in variables else ()
-            if len(copies) == len(values):
-                for copy, value in zip(copies, values, strict=True):
+            if copies and _count(variables[name]) == len(values):
+                first = _first(variables[name])
+                for copy, value in zip(copies, values[first : first + len(copies)], strict=True):
                     fill(copy, value)
 
     def _tell(self, drifted: Sequence[str]) -> None:
@@ -117,6 +132,29 @@ class Replicas:
                 f"the replicas have drifted apart: the copies of {_listed(drifted)} are not the same",
                 "each copy is kept as it is; whatever trains them should do the same on every replica",
             )
+
+
+def _count(variable: Any) -> int:
+    """Return how many copies of a variable there are in all processes."""
+    copies = copies_of(variable)
+    return (
+        int(variable.distribute_strategy.num_replicas_in_sync)
+        if is_of_workers(variable)
+        else len(copies) or 1
+    )
+
+
+def _first(variable: Any) -> int:
+    """Return the place of the first copy of this process among all of them."""
+    worker = this_worker() if is_of_workers(variable) else None
+    return 0 if worker is None else worker.rank * len(copies_of(variable))
+
+
+def _in_place(variable: Any, copies: Sequence[Any]) -> list[Any]:
+    found: list[Any] = [None] * _count(variable)
+    first = _first(variable)
+    found[first : first + len(copies)] = copies
+    return found
 
 
 def _is_on_read(variable: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from unbroken.frameworks.family import Family, Watch
 from unbroken.frameworks.tensorflow.at_work import RandomOperations
+from unbroken.frameworks.tensorflow.collective import Ranks, ranks
 from unbroken.frameworks.tensorflow.dataset_iterators import ResumableIterator
 from unbroken.frameworks.tensorflow.datasets import ResumableDataset
 from unbroken.frameworks.tensorflow.environment import environment
@@ -47,6 +48,9 @@ class TensorFlowFamily(Family):
 
     def check_processes(self) -> None:
         check_processes()
+
+    def ranks(self) -> Ranks | None:
+        return ranks()
 
     def weights(self, model: object) -> Any:
         from unbroken.frameworks.tensorflow.content import is_open

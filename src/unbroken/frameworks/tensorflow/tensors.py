@@ -13,6 +13,7 @@ from unbroken.frameworks.dtypes import NAMES, numpy_dtype
 from unbroken.frameworks.tensorflow.distributed import (
     assign_value,
     copies_of,
+    is_of_workers,
     is_one_value,
     is_variable,
     shards_of,
@@ -120,7 +121,8 @@ class _BesideItsCopies(TfTensor):
 
 def beside_its_copies(variable: Any) -> Any:
     """Return what stands for `variable` in a state that has its unlike copies beside it: see Replicas."""
-    return _BesideItsCopies(variable) if len(copies_of(variable)) > 1 else variable
+    has_copies = len(copies_of(variable)) > 1 or is_of_workers(variable)
+    return _BesideItsCopies(variable) if has_copies else variable
 
 
 class ArrayTensor(TensorSource):
@@ -172,7 +174,7 @@ def read_value(tensor: Any) -> Any:
     copies = copies_of(tensor)
     if not copies:
         return _read(tensor)
-    if tensor.synchronization is not tf.VariableSynchronization.ON_READ:
+    if is_of_workers(tensor) or tensor.synchronization is not tf.VariableSynchronization.ON_READ:
         return _read(copies[0])
     if tensor.aggregation is tf.VariableAggregation.NONE:
         raise UnsupportedStateError(

@@ -22,6 +22,7 @@ from unbroken.integrations.keras.fit import (
     tell_of_settings,
 )
 from unbroken.integrations.keras.frames import RunningFit, begin_with, running_fit
+from unbroken.training import families
 from unbroken.training.run import Run
 
 
@@ -39,13 +40,22 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
     Arrays that are shuffled have an order of the run's own in each epoch. Each step is one of the run, and
     its logs are metrics there; at the end of an epoch the logs with those of the validation are recorded.
 
-    Raises, when fit begins: UsageError for a model that is no part of the run, a second Checkpoint and a
-    BackupAndRestore; UnsupportedStateError for data that cannot be continued exactly; StateMismatchError for
-    other callbacks or data than in the checkpoint.
+    Raises UnsupportedStateError in one of several processes that train together; and, when fit begins:
+    UsageError for a model that is no part of the run, a second Checkpoint and a BackupAndRestore;
+    UnsupportedStateError for data that cannot be continued exactly; StateMismatchError for other callbacks
+    or data than in the checkpoint.
     """
 
     def __init__(self, run: Run) -> None:
         super().__init__()
+        ranks = families.ranks()
+        if ranks is not None:
+            # Now: fit itself fails there before it asks any callback.
+            raise UnsupportedStateError(
+                "unbroken.keras.Checkpoint: expected fit in one process, found "
+                f"{ranks.world_size} that train together",
+                hint="train in a loop over run.epochs and run.batches, as in the how-to of strategies",
+            )
         self._run = run
         self._kept: list[KeptCallback] = []
 

@@ -141,8 +141,8 @@ def _check_alike(step: int, mine: Mapping[str, _Seen], first: Mapping[str, _Seen
     raise UnsupportedStateError(
         f"step {step}: expected the same weights and the same state of optimizers on all ranks, "
         f"found that {names}{more} differ from rank 0",
-        hint="wrap the model in DistributedDataParallel and keep whole optimizers; state that is sharded "
-        "over ranks is not kept yet",
+        hint="train the same replica on every rank, by DistributedDataParallel or in the scope of a "
+        "strategy, and keep whole optimizers; state that is sharded over ranks is not kept yet",
     )
 
 
