@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,13 @@ from unbroken.rundir import layout
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.delenv(layout.RUN_DIR_VARIABLE, raising=False)
     monkeypatch.delenv(layout.ATTEMPT_VARIABLE, raising=False)
-    state_home: Path = tmp_path_factory.getbasetemp() / "state-home"
-    monkeypatch.setenv("XDG_STATE_HOME", str(state_home))
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("XDG_STATE_HOME", str(base / "state-home"))
+    # Of all workers of these tests. What processes that are killed leave in there goes with it.
+    temporary = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tmp"
+    temporary.mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
 
 # Here parameters are many ways of one thing, each of them a training or several: of these every third is in
