@@ -1,10 +1,10 @@
 """A training of two workers on loopback: `python multi_worker_script.py RUN OUT [NAME=JSON ...]`.
 
 Each worker writes what it saw, a JSON line for each step, to OUT/rank.jsonl, and what it has in the end to
-OUT/rank.txt. `kill` ends worker 1 by SIGKILL at a step, `term` sends it SIGTERM there; `lonely` has worker 1
-end without a run, `own` gives each a directory of its own, `torn` another weight, and `fit` calls model.fit.
-Which exit code each has had is in OUT/codes.json. When one dies the launcher ends the other, unless `left`.
-`without_sums` keeps no sum. Another number of `workers` than two may be given, and the run is that of a
+OUT/rank.txt. `kill` ends worker 1 by SIGKILL at a step, `term` sends it SIGTERM there, each once; `lonely` has
+worker 1 end without a run, `own` gives each a directory of its own, `torn` another weight, and `fit` calls
+model.fit. Which exit code each has had is in OUT/codes.json. When one dies the launcher ends the other, unless
+`left`. `without_sums` keeps no sum. Another number of `workers` than two may be given, and the run is that of a
 supervisor if one is there.
 """
 
@@ -87,11 +87,10 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
                 seen = {"step": step, "numbers": numbers.numpy().tolist(), "loss": float(loss).hex()}
                 log.write(json.dumps(seen) + "\n")
                 log.flush()
-                if rank == 1 and options.get("kill") == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if rank == 1 and options.get("term") == step and not (out / "asked").exists():
-                    (out / "asked").touch()
-                    os.kill(os.getpid(), signal.SIGTERM)
+                for name, number in (("kill", signal.SIGKILL), ("term", signal.SIGTERM)):
+                    if rank == 1 and options.get(name) == step and not (out / name).exists():
+                        (out / name).touch()
+                        os.kill(os.getpid(), number)
                 run.step(loss=float(loss))
     (out / f"{rank}.txt").write_text(json.dumps([local_values(model, optimizer, total), draw()]))
 

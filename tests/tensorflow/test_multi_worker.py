@@ -132,8 +132,7 @@ def test_under_a_supervisor_workers_are_started_again_by_themselves(
     trained = Trained(tmp_path)
     trained.out.mkdir()
     keeping = ["unbroken.cli.main", "run", "--run-dir", str(trained.run), "--backoff", "0.01", "--"]
-    # The second worker asks for a stop once, and dies of it in no later attempt.
-    training = [sys.executable, str(SCRIPT), str(trained.run), str(trained.out), "term=5"]
+    training = [sys.executable, str(SCRIPT), str(trained.run), str(trained.out), "kill=3", "term=6"]
     done = subprocess.run(
         [sys.executable, "-m", *keeping, *training],
         capture_output=True,
@@ -144,6 +143,7 @@ def test_under_a_supervisor_workers_are_started_again_by_themselves(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert trained.seen() == expected
+    assert len([*trained.run.glob("attempts/*")]) == 3
 
 
 def configuration(cluster: dict[str, list[str]], kind: str, index: int = 0) -> str:
