@@ -1,11 +1,11 @@
 """A training of two workers on loopback: `python multi_worker_script.py RUN OUT [NAME=JSON ...]`.
 
 Each worker writes what it saw, a JSON line for each step, to OUT/rank.jsonl, and what it has in the end to
-OUT/rank.txt. `kill` ends worker 1 by SIGKILL at a step, `term` sends it SIGTERM there, each once; `lonely` has
-worker 1 end without a run, `own` gives each a directory of its own, `torn` another weight, and `fit` calls
-model.fit. Which exit code each has had is in OUT/codes.json. When one dies the launcher ends the other, unless
-`left`. `without_sums` keeps no sum. Another number of `workers` than two may be given, and the run is that of a
-supervisor if one is there.
+OUT/rank.txt. `kill` ends worker 1 by SIGKILL at a step, `term` sends it SIGTERM there, each once; `lonely`
+has worker 1 end without a run, `own` gives each a directory of its own, `torn` another weight, and `fit`
+calls model.fit. Which exit code each has had is in OUT/codes.json. When one dies the launcher ends the other,
+unless `left`. `without_sums` keeps no sum, `in_order` does not shuffle. Other numbers of `workers` and
+`epochs` than two may be given, and the run is that of a supervisor if one is there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
         return
     rows = tf.random.stateless_uniform((SAMPLES, 4), [1, 2])
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(SAMPLES), rows))
-    dataset = numbered.shard(options.get("workers", WORKERS), rank).shuffle(8, seed=5 + rank).batch(BATCH)
+    share = numbered.shard(options.get("workers", WORKERS), rank)
+    dataset = (share if options.get("in_order") else share.shuffle(8, seed=5 + rank)).batch(BATCH)
     tf.random.set_seed(100 + rank)
 
     def on_replica(batch: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
@@ -80,7 +81,7 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
         if options.get("fit"):
             model.compile(optimizer, "mse")
             model.fit(rows, rows[:, :1], verbose=0, callbacks=[unbroken.keras.Checkpoint(run)])
-        for _ in run.epochs(EPOCHS):
+        for _ in run.epochs(options.get("epochs", EPOCHS)):
             for numbers, batch in run.batches(dataset):
                 step = run.step_count + 1
                 loss = step_of_all(batch, tf.random.normal(batch.shape) / 8)

@@ -126,6 +126,19 @@ def test_shares_and_sums_of_two_workers_are_not_taken_for_those_of_others(
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_go_on_between_epochs_of_data_that_carry_nothing_over(
+    tmp_path: Path, workers: int
+) -> None:
+    options = {"in_order": True, "without_sums": True}
+    assert Trained(tmp_path).go(epochs=1, **options).codes == [0, 0]
+    trained = Trained(tmp_path).go(workers=workers, **options)
+    assert trained.codes == [0] * workers, trained.said
+    assert "(step 4, before epoch 1)" in trained.said
+    assert f"unbroken: changed since: world_size: 2 -> {workers}" in trained.said
+
+
+@pytest.mark.chaos
 def test_under_a_supervisor_workers_are_started_again_by_themselves(
     tmp_path: Path, expected: list[Any]
 ) -> None:

@@ -55,8 +55,8 @@ def check_same_pipeline(saved: Mapping[str, object], found: Mapping[str, object]
     if differences:
         raise StateMismatchError(
             "batches: another tf.data pipeline: " + "; ".join(differences),
-            hint="resume with the pipeline of the original run, or from a checkpoint between two epochs, or "
-            "start a new run directory",
+            hint="resume with the pipeline of the original run or, if nothing of it lasts from one epoch to "
+            "the next, from a checkpoint between two, or start a new run directory",
         )
 
 

@@ -12,6 +12,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 from tensorflow.python.util import _pywrap_util_port
 
+from unbroken.frameworks.tensorflow.processes import this_worker
+
 
 def environment() -> dict[str, object]:
     """Return versions, threads, devices, kernels and precision. No device is woken up for it."""
@@ -31,12 +33,18 @@ def environment() -> dict[str, object]:
         "tensorflow_jit": tf.config.optimizer.get_jit() or "off",
         "tensorflow_functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
         **_devices(),
+        **_place_among_workers(),
     }
 
 
 def _processors() -> int:
     # As many threads as this process may use processors are what it takes by itself.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _place_among_workers() -> dict[str, object]:
+    worker = this_worker()
+    return {} if worker is None else {"rank": worker.rank, "world_size": worker.count}
 
 
 def _devices() -> dict[str, object]:
