@@ -125,7 +125,7 @@ def test_a_checkpoint_of_a_run_shows_its_step_parts_and_that_it_was_verified(
     assert main(["inspect", str(run), "--html", "-"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
     assert main(["inspect", str(run), "--html", str(path), "--json"]) == 2
-    assert main(["inspect", str(run), "--html", str(tmp_path / "no/such.html")]) == 1
+    assert main(["inspect", str(run), "--html", str(tmp_path / "no/such.html")]) == 2
 
 
 def test_damage_is_named_on_the_page_and_ends_with_3(

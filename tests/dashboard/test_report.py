@@ -324,7 +324,7 @@ def test_the_page_goes_where_it_is_told_to(
     assert "step-00000001" in (tmp_path / "digits-report.html").read_text()
     assert main(["report", "digits", "-o", "-"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
-    assert main(["report", "digits", "-o", "no/such/folder.html"]) == 1
+    assert main(["report", "digits", "-o", "no/such/folder.html"]) == 2
     assert "no/such/folder.html" in capsys.readouterr().err
     assert sorted(path.name for path in directory.iterdir()) == before, "it only reads"
 

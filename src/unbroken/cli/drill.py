@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from unbroken.cli import output
+from unbroken.cli import output, pages
 from unbroken.drill.drill import Wishes, drill
 from unbroken.drill.page import page
 from unbroken.drill.plans import DEFAULT_KILLS, DEFAULT_STEPS, parse_kill
@@ -141,14 +141,14 @@ def drill_command(  # noqa: PLR0913 - one for each option
         timeout_seconds=timeout,
         observation=_observation(observe=observe, resume_args=resume_args, share=share),
     )
-    if html is not None and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: its directory does not exist", hint="make it, or choose another")
+    if html is not None:
+        pages.check_place(html)
     become_subreaper()
     with _place(keep) as root, _ended_by_sigterm():
         found = drill(command, wishes, root, environment=os.environ, progress=_Progress())
     told = verdict(found)
     if html is not None:
-        html.write_text(page(found, told))
+        pages.write(html, page(found, told))
     if as_json_wanted:
         output.data_json(as_json(found, told, None if keep is None else str(keep.absolute())))
     else:

@@ -67,6 +67,8 @@ def inspect(target: str | None, checkpoint: str | None, html: str | None, **aske
     """
     if html is not None and asked["as_json"]:
         raise UsageError("expected --html or --json, found both", hint="ask for one after the other")
+    if html is not None:
+        picture.check_place(html)
     path = find_foreign(target) if checkpoint is None else None
     if path is not None:
         _show_foreign(path, html, **asked)

@@ -8,13 +8,18 @@ from typing import Any
 
 import click
 
-from unbroken.cli import checks, output
+from unbroken.cli import checks, output, pages
 from unbroken.cli.values import Section
-from unbroken.storage.failures import failed
 
 _STDOUT = "-"
 # These stand on the page in a form of their own.
 _APART = ("Handlers", "Names")
+
+
+def check_place(path: str) -> None:
+    """Raise UsageError unless a page can be written there, before hours of reading."""
+    if path != _STDOUT:
+        pages.check_place(Path(path))
 
 
 def write(
@@ -26,7 +31,7 @@ def write(
 ) -> None:
     """Write the page of what `unbroken inspect --json` would show, and print its path.
 
-    Raises StorageError.
+    Raises UsageError if something else is there, and StorageError.
     """
     # Loaded here: only this needs it.
     from unbroken.dashboard import checkpoint_page
@@ -48,8 +53,5 @@ def write(
     if path == _STDOUT:
         output.data(text)
         return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise failed("write", path, error) from error
+    pages.write(Path(path), text)
     output.data(path)

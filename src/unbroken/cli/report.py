@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unbroken.cli import output
+from unbroken.cli import output, pages
 from unbroken.cli.describe import describe_leniently
 from unbroken.cli.target import find_run
 from unbroken.errors import UnbrokenError
 from unbroken.rundir import layout
-from unbroken.storage.failures import failed
 
 if TYPE_CHECKING:
     from unbroken.dashboard.course import Course
@@ -70,7 +69,7 @@ def report(target: str | None, path: str | None, as_json: bool) -> None:
         output.data(text)
         return
     place = Path(path) if path is not None else Path(f"{directory.name}-report.html")
-    _write(place, text)
+    pages.write(place, text)
     output.data(str(place))
 
 
@@ -254,10 +253,3 @@ def _save_interval(directory: Path) -> str:
     attempt = max(layout.attempts(directory), default=0)
     found = read_save_interval(layout.attempt_directory(directory, attempt))
     return f"saves every {output.duration(found.seconds)}: {found.reason()}" if found is not None else ""
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise failed("write", path, error) from error

@@ -165,6 +165,11 @@ def _check_whole(reader: CheckpointReader) -> None:
             f"{reader.path}: expected a complete checkpoint, found {found.file}: {found.problem}",
             hint="`unbroken verify` names all that is damaged",
         )
+    if reader.needs is not None:
+        raise UsageError(
+            f"{reader.path}: expected a library that reads the tensors of {reader.format}, found none",
+            hint=reader.needs,
+        )
 
 
 def _check_directory(target: Path) -> None:

@@ -9,6 +9,7 @@ from unbroken.errors import DamagedError, StorageError, UnbrokenError
 from unbroken.inspection.detect import is_foreign, open_checkpoint
 from unbroken.inspection.doctor import Advice
 from unbroken.inspection.formats.base import CheckpointReader
+from unbroken.inspection.formats.orbax import OrbaxDirectory
 from unbroken.inspection.pointers import NUMBERED, STEP, number_of, numbered, pointed_to, pointer_in
 
 # Trainers keep few; of more the newest are looked at.
@@ -22,7 +23,7 @@ def advise(reader: CheckpointReader) -> list[Advice]:
         return []
     try:
         found = [*_of_the_pointer(path), *_best(reader, path)]
-        for called in (NUMBERED, STEP):
+        for called in (NUMBERED, STEP) if isinstance(reader, OrbaxDirectory) else (NUMBERED,):
             if called.fullmatch(path.name):
                 beside = numbered(path.parent, called)
                 found += (_of_the_older if reader.problems else _of_the_newer)(path, beside)

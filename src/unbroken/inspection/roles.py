@@ -11,6 +11,8 @@ from unbroken.inspection.formats.base import CheckpointReader
 # How deep training states nest these: {"optimizers": [{...}]}, {"state": {"optimizer": {...}}}.
 _DEEPEST = 4
 _GROUPS = ("param_groups", "groups")
+# Of Adam and what is like it, of momentum, and of root mean squares.
+_OF_OPTAX = ("mu", "nu", "nu_max", "trace")
 _COUNTERS = frozenset(
     {
         "epoch",
@@ -35,7 +37,11 @@ def optimizers(values: Any) -> list[dict[str, Any]]:
 
     `moments` are the names of what is kept for a parameter, `exp_avg` for example.
     """
-    return [_optimizer(where, found) for where, found in _mappings(values) if _is_optimizer(found)]
+    return [
+        _optimizer(where, found) if _is_optimizer(found) else _optax(where, found)
+        for where, found in _mappings(values)
+        if _is_optimizer(found) or _is_optax(found)
+    ]
 
 
 def optimizers_in(reader: CheckpointReader) -> list[dict[str, Any]]:
@@ -139,6 +145,34 @@ def _optimizer(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
         "states": len(states),
         "moments": sorted({name for state in states for name in state}),
     }
+
+
+def _is_optax(value: Mapping[str, Any]) -> bool:
+    """Tell whether a transformation of Optax keeps this: trees like that of the parameters."""
+    moments = [key for key in _OF_OPTAX if key in value]
+    return (
+        bool(moments) and value.keys() <= {*moments, "count"} and all(_tensors(value[key]) for key in moments)
+    )
+
+
+def _optax(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    moments = sorted(key for key in _OF_OPTAX if key in value)
+    parameters = _tensors(value[moments[0]])
+    return {
+        "where": where,
+        "groups": 1,
+        "parameters": parameters,
+        "learning_rates": [],
+        "states": parameters,
+        "moments": moments,
+    }
+
+
+def _tensors(value: Any) -> int:
+    """Return how many tensors are in a tree."""
+    if isinstance(value, dict):
+        return int("$tensor" in value) or sum(map(_tensors, value.values()))
+    return sum(map(_tensors, value)) if isinstance(value, list) else 0
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Small JSON files that are always whole: replaced by rename, read without trust."""
+"""Small files that are always whole: replaced by rename; those of JSON are read without trust."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ from unbroken.storage.local import sync_directory
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
     """Replace the file at `path` by `value`; readers see the old or the new value, never half."""
-    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise failed("create", path.parent, error) from error
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace the file at `path` by `text`, likewise; its directory is there."""
+    temporary = _temporary(path)
+    try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True)
-            file.write("\n")
+            file.write(text)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

@@ -6,10 +6,14 @@ python tests/golden/orbax/make.py
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+# Two devices, for what is sharded.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +47,20 @@ def state() -> dict[str, Any]:
     }
 
 
+def sharded() -> dict[str, Any]:
+    """Each device writes a part of the rows: what `_METADATA` calls its shape is that of such a part."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+
+    def table(first: int) -> jax.Array:
+        return jax.device_put(jnp.arange(first, first + 24, dtype=jnp.float32).reshape(4, 6), by_rows)
+
+    moments = {"count": jnp.int32(3), "mu": {"kernel": table(100)}, "nu": {"kernel": table(200)}}
+    return {"params": {"kernel": table(0)}, "opt_state": [moments, {}]}
+
+
 def main() -> None:
-    for name in ("steps", "plain", "zarr3"):
+    for name in ("steps", "plain", "zarr3", "sharded"):
         shutil.rmtree(HERE / name, ignore_errors=True)
     made = state()
     options = ocp.CheckpointManagerOptions(max_to_keep=3)
@@ -62,6 +78,8 @@ def main() -> None:
     ):
         with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(HERE / name, made)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(HERE / "sharded", sharded())
     leaves, _ = jax.tree_util.tree_flatten_with_path(made)
     arrays = {
         "/".join(str(getattr(key, "key", getattr(key, "idx", None))) for key in path): np.asarray(leaf)

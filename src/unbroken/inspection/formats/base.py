@@ -86,6 +86,7 @@ class CheckpointReader(ABC):
     numbers, booleans, None; in the place of a tensor stands `{"$tensor": path}`. `facts` is what the
     checkpoint says of itself. `problems` is what is missing or impossible, as far as headers tell.
     `checksums` says what bytes can be held against, None if the format carries nothing of the kind.
+    `needs` is how to install what reads its tensors, None if nothing is missing.
     """
 
     format: str
@@ -98,6 +99,7 @@ class CheckpointReader(ABC):
     problems: list[Finding]
     notes: list[str]
     checksums: str | None
+    needs: str | None = None
 
     @abstractmethod
     def read(self, path: str) -> memoryview:

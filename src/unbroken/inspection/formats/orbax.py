@@ -1,7 +1,7 @@
 """The directories of Orbax: one item of arrays, or several of a step, each in a directory of its own.
 
-Names, shapes and what belongs to it stand in JSON. The arrays are in a store of their own, and what is in
-that is read if `tensorstore` is installed.
+The keys of arrays and all that is none stand in JSON. The arrays are in a store of their own, and what is
+in that is read if `tensorstore` is installed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.checkpoint.verify import Finding
-from unbroken.errors import DamagedError, StorageError
+from unbroken.errors import DamagedError, StorageError, UsageError
 from unbroken.inspection.detect import ORBAX_CHECKPOINT, ORBAX_MANIFEST, ORBAX_TEMPORARY, ORBAX_TREE
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor, damaged, encodable
 from unbroken.inspection.formats.joined import nested
 from unbroken.inspection.formats.json_files import read_json
-from unbroken.inspection.formats.orbax_arrays import MISSING, Arrays, StoredArray, library
+from unbroken.inspection.formats.orbax_arrays import INSTALL, Arrays, StoredArray, library
 from unbroken.inspection.formats.views import scalar
 from unbroken.storage.failures import translated
 
 _STRINGS, _SHARDING, _JSON_ITEM = "_strings.json", "_sharding", "metadata"
 _NAMELESS = "it is missing, and with it the names of the arrays"
-_COMMITTED = "commit_timestamp_nsecs"
+_COMMITTED, _EVERY_CHUNK = "commit_timestamp_nsecs", "store_array_data_equal_to_fill_value"
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": [], "NamedTuple": {}}
 # Keys of this kind are places in a list.
 _OF_A_LIST = 1
@@ -45,7 +45,7 @@ class OrbaxDirectory(CheckpointReader):
         self.notes = []
         self._arrays: dict[str, tuple[Arrays, str, StoredArray]] = {}
         self._library = library()
-        said = self._json(ORBAX_CHECKPOINT) or {}
+        said = self._object(ORBAX_CHECKPOINT)
         self._judge(said)
         values: dict[tuple[str | int, ...], Any] = {}
         if ORBAX_TREE in self.files:
@@ -57,20 +57,34 @@ class OrbaxDirectory(CheckpointReader):
         self.values = nested(values)
         self.facts = {"metadata": _facts(said)}
         if self._library is None:
-            self.notes.append(MISSING)
+            self.needs = INSTALL
+            self.notes.append(f"without tensorstore only the names of arrays are known: {INSTALL}")
 
     def read(self, path: str) -> memoryview:
-        """Return the bytes of an array. Raises DamagedError if they are not all there."""
+        """Return the bytes of an array.
+
+        Raises DamagedError if they are not all there, StorageError if they are too many, and UsageError
+        if what reads them is not installed.
+        """
+        self._check_library()
         arrays, name, array = self._arrays[path]
         return arrays.read(name, array)
 
     def verify(self) -> Iterator[Finding]:
-        """Read every array: its chunks are there, and can be unpacked."""
+        """Read every array: its chunks are there, and can be unpacked. Raises UsageError as `read` does."""
+        self._check_library()
         for path in self.tensors:
             try:
                 self.read(path)
-            except DamagedError as error:
+            except (DamagedError, StorageError) as error:
                 yield Finding(file=self.tensors[path].where, problem=error.message)
+
+    def _check_library(self) -> None:
+        if self.needs is not None:
+            raise UsageError(
+                f"{self.path}: expected tensorstore, the library that reads its arrays, found none",
+                hint=self.needs,
+            )
 
     def _judge(self, said: Mapping[str, Any]) -> None:
         name = self.path.resolve().name
@@ -90,8 +104,11 @@ class OrbaxDirectory(CheckpointReader):
         found = {name.partition("/")[0] for name in self.files if "/" in name}
         for name in named.keys() - found:
             self._problem(name, "the item is missing")
-        with_tree = {name for name in found if f"{name}/{ORBAX_TREE}" in self.files}
-        return {name: named.get(name, "") for name in sorted(with_tree | (found & named.keys()))}
+        if handlers is not None or ORBAX_TREE in self.files or self._is_of_arrays(""):
+            with_tree = {name for name in found if f"{name}/{ORBAX_TREE}" in self.files}
+            found = with_tree | (found & named.keys())
+        # Older ones do not say which items there are: each directory is one.
+        return {name: named.get(name, "") for name in sorted(found)}
 
     def _item(self, item: str, handler: str) -> dict[tuple[str | int, ...], Any]:
         if f"{item}/{ORBAX_TREE}" in self.files:
@@ -111,17 +128,12 @@ class OrbaxDirectory(CheckpointReader):
 
     def _tree(self, below: str) -> dict[tuple[str | int, ...], Any]:
         """Return the values of an item by their keys, and enter its arrays."""
-        said = self._json(f"{below}{ORBAX_TREE}")
-        tree = said.get("tree_metadata") if isinstance(said, dict) else None
-        if not isinstance(said, dict) or not isinstance(tree, dict):
+        said = self._object(f"{below}{ORBAX_TREE}")
+        tree = said.get("tree_metadata")
+        if not isinstance(tree, dict):
             self._problem(f"{below}{ORBAX_TREE}", "it does not hold the tree of a state")
             return {}
-        is_ocdbt = said.get("use_ocdbt") is not False
-        if is_ocdbt and f"{below}{ORBAX_MANIFEST}" not in self.files:
-            self._problem(f"{below}{ORBAX_MANIFEST}", "it is missing, and with it the place of every array")
-            arrays = None
-        else:
-            arrays = self._opened(below, is_ocdbt=is_ocdbt)
+        arrays = self._opened(below, said)
         strings = self._json(f"{below}{_STRINGS}")
         prefix = (below[:-1],) if below else ()
         found: dict[tuple[str | int, ...], Any] = {}
@@ -130,14 +142,14 @@ class OrbaxDirectory(CheckpointReader):
             if leaf is None:
                 self._problem(f"{below}{ORBAX_TREE}", f"an entry that is none: {entry!r:.80}")
                 continue
-            keys, kind, shape = leaf
+            keys, kind, write_shape = leaf
             name = ".".join(map(str, keys))
             if kind == "string":
                 found[prefix + keys] = self._string(below, strings, name)
             elif kind in _EMPTY:
                 found[prefix + keys] = _EMPTY[kind]
             else:
-                found[prefix + keys] = self._array(below, arrays, prefix + keys, name, kind, shape)
+                found[prefix + keys] = self._array(below, arrays, prefix + keys, name, kind, write_shape)
         return found
 
     def _string(self, below: str, strings: Any, name: str) -> Any:
@@ -153,15 +165,17 @@ class OrbaxDirectory(CheckpointReader):
         keys: tuple[str | int, ...],
         name: str,
         kind: str,
-        shape: list[int] | None,
+        write_shape: list[int] | None,
     ) -> Any:
-        untold = {"type": kind, **({} if shape is None else {"shape": shape})}
+        untold = {"type": kind}
         if arrays is None:
             return untold
         try:
             array = arrays.array(name)
-            if shape is not None and list(array.shape) != shape:
-                raise damaged(name, f"the shape {shape} that {ORBAX_TREE} has", f"{list(array.shape)}")
+            if write_shape is not None and not _is_part_of(write_shape, array.shape):
+                raise damaged(
+                    name, f"a shape that {ORBAX_TREE} has pieces of {write_shape} of", f"{list(array.shape)}"
+                )
             if kind == "scalar" and not array.shape:
                 return scalar(bytes(arrays.read(name, array)), array.dtype, is_big_endian=False)
         except DamagedError as error:
@@ -180,15 +194,39 @@ class OrbaxDirectory(CheckpointReader):
         self._arrays[path] = arrays, name, array
         return {"$tensor": path}
 
-    def _opened(self, below: str, *, is_ocdbt: bool) -> Arrays | None:
+    def _opened(self, below: str, said: Mapping[str, Any]) -> Arrays | None:
+        has_manifest = f"{below}{ORBAX_MANIFEST}" in self.files
+        is_ocdbt = said.get("use_ocdbt", has_manifest) is not False
+        if is_ocdbt and not has_manifest:
+            self._problem(f"{below}{ORBAX_MANIFEST}", "it is missing, and with it the place of every array")
+            return None
         # A store would follow links that lie in it.
         if self._library is None or self._links:
             return None
+        # Older ones leave out chunks of nothing but zeros, and so one that is lost looks like that.
+        may_lack_chunks = said.get(_EVERY_CHUNK) is not True
+        if may_lack_chunks:
+            where = below.rstrip("/") or self.path.name
+            self.notes.append(f"{where}: chunks of zeros were left out, so one that is lost is read as such")
         try:
-            return Arrays(self._library, self.path / below, self.size_bytes, is_ocdbt=is_ocdbt)
+            return Arrays(
+                self._library,
+                self.path / below,
+                self.size_bytes,
+                is_ocdbt=is_ocdbt,
+                may_lack_chunks=may_lack_chunks,
+            )
         except DamagedError as error:
             self._problem(below or self.path.name, error.message)
             return None
+
+    def _object(self, name: str) -> dict[str, Any]:
+        found = self._json(name)
+        if isinstance(found, dict):
+            return found
+        if found is not None:
+            self._problem(name, f"expected an object, found {type(found).__name__}")
+        return {}
 
     def _json(self, name: str) -> Any:
         if name not in self.files:
@@ -228,10 +266,15 @@ def _leaf(entry: Any) -> tuple[tuple[str | int, ...], str, list[int] | None] | N
         )
         said = entry["value_metadata"]
         kind, shape = str(said["value_type"]), said.get("write_shape")
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
     is_shape = isinstance(shape, list) and all(type(length) is int for length in shape)
     return (keys, kind, shape if is_shape else None) if keys else None
+
+
+def _is_part_of(piece: list[int], shape: tuple[int, ...]) -> bool:
+    """Tell whether an array can have been written in pieces like that: each device writes its own."""
+    return len(piece) == len(shape) and all(map(int.__le__, piece, shape))
 
 
 def _facts(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,9 @@ from unbroken.errors import DamagedError, StorageError
 from unbroken.inspection.formats.base import damaged, tensor_bytes, unreadable
 from unbroken.inspection.formats.views import NUMPY_DTYPES
 
-MISSING = "arrays are named and not read without tensorstore: pip install 'unbroken[orbax]'"
+INSTALL = "pip install 'unbroken[orbax]'"
+# Of these a byte each is read: in memory some versions leave the upper half as it was.
+_BYTE_EACH = {f"{sign}int{bits}": f"{sign}int8" for sign in ("", "u") for bits in (2, 4)}
 # Those of the extension of NumPy for machine learning, and the words of the third form of zarr.
 _DTYPES = {
     "bfloat16": "BF16",
@@ -28,12 +27,11 @@ _DTYPES = {
     "complex64": "C64",
     "complex128": "C128",
     "bool": "BOOL",
-    # A byte each, when they are read.
-    **{f"{sign}int{bits}": f"{sign.upper() or 'I'}8" for sign in ("", "u") for bits in (2, 4)},
+    **{word: f"{byte[:-4].upper() or 'I'}8" for word, byte in _BYTE_EACH.items()},
     **{f"{sign}int{bits}": f"{sign.upper() or 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 _ZARR, _ZARR3 = ".zarray", "zarr.json"
-_CHUNK = re.compile(r"(?:c/?)?(?:[0-9]+(?:[./][0-9]+)*)?")
+_SHARDING = "sharding_indexed"
 _LARGEST_METADATA_BYTES = 1 << 20
 # All compressors leave more of what training writes; a few bytes must not become terabytes.
 _LARGEST_RATIO = 4096
@@ -61,12 +59,24 @@ def library() -> Any:
 
 
 class Arrays:
-    """The arrays in `directory`. Raises DamagedError if the store cannot be opened."""
+    """The arrays in `directory`: a chunk that is missing is one of zeros if it `may_lack_chunks`.
 
-    def __init__(self, tensorstore: Any, directory: Path, size_bytes: int, *, is_ocdbt: bool) -> None:
+    Raises DamagedError if the store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        tensorstore: Any,
+        directory: Path,
+        size_bytes: int,
+        *,
+        is_ocdbt: bool,
+        may_lack_chunks: bool,
+    ) -> None:
         self._tensorstore = tensorstore
         self._directory = directory
         self._size_bytes = size_bytes
+        self._may_lack_chunks = may_lack_chunks
         base = f"{directory.resolve().as_posix()}/"
         self._spec: dict[str, Any] = (
             {"driver": "ocdbt", "base": {"driver": "file", "path": base}}
@@ -78,26 +88,34 @@ class Arrays:
             keys = [key.decode("utf-8", "backslashreplace") for key in self._store.list().result()]
         except _ERRORS as error:
             raise self._damaged("its store", error) from error
-        self._chunks, self._described = _sorted_out(keys)
+        self._described = {
+            name: file for key in keys for name, _, file in [key.rpartition("/")] if file in (_ZARR, _ZARR3)
+        }
 
     def array(self, name: str) -> StoredArray:
-        """Return what the array of that name is. Raises DamagedError if it is not there as a whole."""
+        """Return what the array of that name is.
+
+        Raises DamagedError if there is none, StorageError if it is not one of numbers.
+        """
         file = self._described.get(name)
         if file is None:
             raise damaged(name, "its description in the store", "none")
-        array, chunks = _described(name, self._metadata(name, file), file)
-        if self._chunks[name] < chunks:
-            raise damaged(name, f"{chunks} chunks", f"{self._chunks[name]}")
-        return array
+        return _described(name, self._metadata(name, file), file)
 
     def read(self, name: str, array: StoredArray) -> memoryview:
         """Return the bytes of an array, row-major. Raises DamagedError, or StorageError if it is a trap."""
         if array.size_bytes > max(_SMALL_BYTES, self._size_bytes * _LARGEST_RATIO):
             raise unreadable(name, f"{array.size_bytes} bytes out of {self._size_bytes} are not written out")
-        spec = {"driver": array.driver, "kvstore": {**self._spec, "path": self._path(name)}}
+        spec = {
+            "driver": array.driver,
+            "kvstore": {**self._spec, "path": self._path(name)},
+            # Otherwise a chunk that is lost is read as zeros.
+            "fill_missing_data_reads": self._may_lack_chunks,
+        }
         try:
             found = self._tensorstore.open(spec, read=True).result().read().result()
-            data = memoryview(found.tobytes())
+            narrow = _BYTE_EACH.get(found.dtype.name)
+            data = memoryview((found if narrow is None else found.astype(narrow)).tobytes())
         except _ERRORS as error:
             raise self._damaged(name, error) from error
         if len(data) != array.size_bytes:
@@ -127,45 +145,43 @@ class Arrays:
         return damaged(what, "what was written", text or type(error).__name__)
 
 
-def _sorted_out(keys: Sequence[str]) -> tuple[Counter[str], dict[str, str]]:
-    """Return how many chunks there are of each array, and the file that describes it."""
-    described = {
-        name: file for key in keys for name, _, file in [key.rpartition("/")] if file in (_ZARR, _ZARR3)
-    }
-    chunks: Counter[str] = Counter()
-    for key in keys:
-        name = _array_of(key, described)
-        if name is not None and _CHUNK.fullmatch(key[len(name) + 1 :]):
-            chunks[name] += 1
-    return chunks, described
-
-
-def _array_of(key: str, described: Mapping[str, str]) -> str | None:
-    name = key
-    while name := name.rpartition("/")[0]:
-        if name in described:
-            return name
-    return None
-
-
-def _described(name: str, said: Mapping[str, Any], file: str) -> tuple[StoredArray, int]:
-    """Return the array that metadata of zarr describe, and the number of its chunks."""
-    shape, word, pieces = said.get("shape"), said.get("dtype"), said.get("chunks")
+def _described(name: str, said: Mapping[str, Any], file: str) -> StoredArray:
+    """Return the array that metadata of zarr describe."""
+    shape, word, pieces = said.get("shape"), said.get("dtype"), [said.get("chunks")]
     if file == _ZARR3:
-        grid = said.get("chunk_grid")
-        settings = grid.get("configuration") if isinstance(grid, dict) else None
-        pieces = settings.get("chunk_shape") if isinstance(settings, dict) else None
-        word = said.get("data_type")
-    if not (isinstance(shape, list) and isinstance(pieces, list) and len(shape) == len(pieces)):
-        raise damaged(name, "a shape and one of its chunks", f"{shape!r:.60} and {pieces!r:.60}")
+        grid = _settings(said.get("chunk_grid"))
+        word, pieces = said.get("data_type"), [grid.get("chunk_shape"), *_inner_pieces(said.get("codecs"))]
+    if not isinstance(shape, list):
+        raise damaged(name, "a shape", f"{shape!r:.60}")
     dtype = _DTYPES.get(str(word)) or NUMPY_DTYPES.get(str(word).lstrip("<>|="))
     if dtype is None:
         raise StorageError(
             f"{name}: expected an array of numbers, found one of {word!r:.40}", hint="it is listed as a note"
         )
     size = tensor_bytes(dtype, shape)
-    if size is None or not all(type(length) is int and length > 0 for length in pieces):
-        raise damaged(name, "a shape that an array can have", f"{shape!r:.60} in chunks of {pieces!r:.60}")
-    count = math.prod(-(-length // piece) for length, piece in zip(shape, pieces, strict=True))
-    driver = "zarr3" if file == _ZARR3 else "zarr"
-    return StoredArray(dtype, tuple(shape), size, driver), count
+    if size is None:
+        raise damaged(name, "a shape that an array can have", f"{shape!r:.60}")
+    for piece in pieces:
+        # Whole chunks are unpacked, and memory for them taken before.
+        if not (isinstance(piece, list) and len(piece) == len(shape) and all(map(_fits, piece, shape))):
+            raise damaged(name, f"chunks of an array of {shape!r:.60}", f"{piece!r:.60}")
+    return StoredArray(dtype, tuple(shape), size, "zarr3" if file == _ZARR3 else "zarr")
+
+
+def _fits(piece: Any, length: int) -> bool:
+    return type(piece) is int and 0 < piece <= max(length, 1)
+
+
+def _inner_pieces(codecs: Any, deepest: int = 8) -> Iterator[Any]:
+    """Yield the shapes of the chunks that a chunk is made of."""
+    for codec in codecs if isinstance(codecs, list) else ():
+        if isinstance(codec, dict) and codec.get("name") == _SHARDING:
+            settings = _settings(codec)
+            yield settings.get("chunk_shape")
+            # What nests deeper is no list, and so refused.
+            yield from _inner_pieces(settings.get("codecs"), deepest - 1) if deepest else (None,)
+
+
+def _settings(said: Any) -> Mapping[str, Any]:
+    settings = said.get("configuration") if isinstance(said, dict) else None
+    return settings if isinstance(settings, dict) else {}
