@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     temporary.mkdir(exist_ok=True)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+
+@pytest.fixture(autouse=True)
+def _collectives_of_its_own() -> None:
+    """Strategies of one process have the same keys: TensorFlow takes sums of one for those of another."""
+    loaded = sys.modules.get("tensorflow.python.distribute.mirrored_strategy")
+    if loaded is not None:
+        loaded.MirroredStrategy._collective_key_base += 100_000
 
 
 # Here parameters are many ways of one thing, each of them a training or several: of these every third is in

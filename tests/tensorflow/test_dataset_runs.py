@@ -18,8 +18,9 @@ SCRIPT = Path(__file__).with_name("pipelines_script.py")
 QUICK = ("cached between shuffles", "sampled", "zipped by names", "a generator, repeated")
 # Epochs of all batches, and epochs that the loop leaves after three.
 WHOLE, LEFT = None, 3
-# Left before it is full, a cache in memory is given up when TensorFlow comes to it: plain loops differ, too.
-NEVER_THE_SAME = ("cached between shuffles", LEFT)
+# Left before they are at their end, these differ in plain loops, too: TensorFlow gives up a cache in memory
+# when it comes to it, and reads ahead into the next repetition, which draws its order, or does not.
+NEVER_THE_SAME = {("cached between shuffles", LEFT), ("shuffled and repeated", LEFT)}
 
 
 def attempt(directory: Path, cases: Sequence[tuple[str, int | None]], stop_at: int) -> list[list[Any]]:
@@ -48,5 +49,5 @@ def test_in_fresh_processes_a_pipeline_goes_on_batch_for_batch_in_every_epoch(tm
 @pytest.mark.parametrize("most", [WHOLE, LEFT])
 @pytest.mark.parametrize("stop_at", range(1, 12))
 def test_so_it_does_wherever_it_is_stopped(tmp_path: Path, stop_at: int, most: int | None) -> None:
-    cases = [(name, most) for name in PIPELINES if (name, most) != NEVER_THE_SAME]
+    cases = [(name, most) for name in PIPELINES if (name, most) not in NEVER_THE_SAME]
     check(tmp_path, cases, (stop_at, stop_at + 1, stop_at + 6))
