@@ -32,6 +32,23 @@ class WithSlots:
         self.__hidden = random.Random(3)
 
 
+class Refuses:
+    def __get__(self, *_: object) -> object:
+        raise TypeError("this descriptor does not apply")
+
+
+class WithASlotThatRefuses:
+    """As arrays of JAX, which are written in C."""
+
+    __slots__ = ("refused", "rng")
+
+    def __init__(self) -> None:
+        self.rng = random.Random(2)
+
+
+setattr(WithASlotThatRefuses, "refused", Refuses())  # noqa: B010 - a slot cannot be given a value in the class
+
+
 class ReadsModule:
     def __getitem__(self, index: int) -> float:
         return sum(MODULE_RNG.normal() for _ in range(1))
@@ -72,6 +89,7 @@ PLACES: list[tuple[object, tuple[str, ...]]] = [
     (enclosing(new()), ("it<rng>",)),
     (WithClassAttribute(), ("it.rng",)),
     (WithSlots(), ("it._WithSlots__hidden", "it.rng")),
+    (WithASlotThatRefuses(), ("it.rng",)),
     (ReadsModule(), ("it.__getitem__:MODULE_RNG",)),
     (CallsFunction(), ("it.__call__:draw_from_module:MODULE_RNG",)),
 ]

@@ -16,10 +16,16 @@ BACKENDS = ["torch", "jax"]
 pytestmark = pytest.mark.chaos
 
 
-def play(backend: str, directory: Path, how: str, last: int, *, ends_by: int = 0) -> list[str]:
+def play(backend: str, directory: Path, how: str, last: int, *more: str, ends_by: int = 0) -> list[str]:
+    environment = {
+        "KERAS_BACKEND": backend,
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
     found = subprocess.run(
-        [sys.executable, str(_SCRIPT), str(directory), how, str(last)],
-        env={**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
+        [sys.executable, str(_SCRIPT), str(directory), how, str(last), *more],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -38,9 +44,17 @@ def test_a_model_goes_on_bit_for_bit(backend: str, tmp_path: Path) -> None:
     assert '"keras.model"' in manifest
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_fit_that_is_killed_twice_ends_as_one_that_is_not(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", *BACKENDS])
+def test_a_fit_that_is_killed_ends_as_one_that_is_not(backend: str, tmp_path: Path) -> None:
     expected = play(backend, tmp_path / "whole", "fit", -1)
-    for batch in (4, 17):
+    # The second time behind the last batch of an epoch, before its validation is made.
+    for batch in (5, 10, 17):
         play(backend, tmp_path / "killed", "fit", batch, ends_by=-signal.SIGKILL)
     assert play(backend, tmp_path / "killed", "fit", -1) == expected
+
+
+def test_over_several_devices_of_jax_a_fit_is_the_same_and_goes_on(tmp_path: Path) -> None:
+    expected = play("jax", tmp_path / "none", "fit", -1, "plain")
+    assert play("jax", tmp_path / "whole", "fit", -1, "shared") == expected
+    play("jax", tmp_path / "killed", "fit", 7, "shared", ends_by=-signal.SIGKILL)
+    assert play("jax", tmp_path / "killed", "fit", -1, "shared") == expected

@@ -127,6 +127,14 @@ def test_a_generator_is_refused_on_several_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.chaos
+def test_sums_of_gradients_that_each_replica_has_for_itself_are_refused(tmp_path: Path) -> None:
+    model = build(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), run_eagerly=True)
+    data = {"x": X, "y": Y, "batch_size": 4, "shuffle": False}
+    with pytest.raises(UnsupportedStateError, match="gradient_accumulator of the optimizer, of which each"):
+        fit(tmp_path, model, data)
+
+
+@pytest.mark.chaos
 def test_a_batch_of_no_numbers_is_left_out_on_all_devices(tmp_path: Path) -> None:
     bad = X.copy()
     bad[7] = np.nan

@@ -5,7 +5,8 @@ OUT/rank.txt. `kill` ends worker 1 by SIGKILL at a step, `term` sends it SIGTERM
 has worker 1 end without a run, `own` gives each a directory of its own, `torn` another weight, and `fit`
 calls model.fit. Which exit code each has had is in OUT/codes.json. When one dies the launcher ends the other,
 unless `left`. `without_sums` keeps no sum, `in_order` does not shuffle. Other numbers of `workers` and
-`epochs` than two may be given, and the run is that of a supervisor if one is there.
+`epochs` than two may be given, and the run is that of a supervisor if one is there. `short` gives worker 1 a
+batch less, and has the other one wait for so many seconds; `allow` is that of Run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 import unbroken
 import unbroken.keras
+from unbroken.frameworks.tensorflow import collective
 from unbroken.rundir import layout
 
 EPOCHS, SAMPLES, BATCH, WORKERS = 2, 24, 3, 2
@@ -56,6 +58,9 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(SAMPLES), rows))
     share = numbered.shard(options.get("workers", WORKERS), rank)
     dataset = (share if options.get("in_order") else share.shuffle(8, seed=5 + rank)).batch(BATCH)
+    if options.get("short"):
+        collective._WAITING_SECONDS = options["short"]
+        dataset = dataset.take(len(dataset) - rank)
     tf.random.set_seed(100 + rank)
 
     def on_replica(batch: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
@@ -77,7 +82,8 @@ def train(rank: int, directory: Path, out: Path, options: dict[str, Any]) -> Non
         del parts["total"]
     log = (out / f"{rank}.jsonl").open("a")
     supervised = layout.RUN_DIR_VARIABLE in os.environ
-    with unbroken.Run(None if supervised else directory, save=[unbroken.EverySteps(2)], **parts) as run:
+    wanted = {"save": [unbroken.EverySteps(2)], "allow": options.get("allow", [])}
+    with unbroken.Run(None if supervised else directory, **wanted, **parts) as run:
         if options.get("fit"):
             model.compile(optimizer, "mse")
             model.fit(rows, rows[:, :1], verbose=0, callbacks=[unbroken.keras.Checkpoint(run)])

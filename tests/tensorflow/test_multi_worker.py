@@ -120,9 +120,20 @@ def test_shares_and_sums_of_two_workers_are_not_taken_for_those_of_others(
     trained = Trained(tmp_path / "sums").go(kill=5)
     assert trained.go(workers=workers).codes == [78] * workers
     assert f"{workers} replicas, the checkpoint has a value of its own for each of 2 replicas" in trained.said
+    # No one value is in the checkpoint that all of another number could begin with.
+    assert trained.go(workers=workers, allow=["total.(replicas)"]).codes == [78] * workers
     trained = Trained(tmp_path / "shares").go(kill=5, without_sums=True)
     assert trained.go(workers=workers, without_sums=True).codes == [78] * workers
     assert f"shard.num_shards: the checkpoint has '2', found '{workers}'" in trained.said
+
+
+@pytest.mark.chaos
+def test_a_worker_that_waits_for_one_with_more_batches_says_so(tmp_path: Path) -> None:
+    trained = Trained(tmp_path).go(short=20, left=True)
+    # The other one waits in a sum of gradients, until this one is gone.
+    assert trained.codes == [1, 2], trained.said
+    assert "expected all 2 workers at the same place, found that worker 1 waited 20 s" in trained.said
+    assert "give every worker as many batches" in trained.said
 
 
 @pytest.mark.chaos

@@ -363,8 +363,12 @@ def _attributes(value: Any) -> Iterator[tuple[str, _Step, object]]:
     elif isinstance(value, property):
         names = ["fget"]
     for name in [*names, *_slots(type(value))]:
-        if hasattr(value, name):
-            yield f".{name}", _Step("attribute", name), getattr(value, name)
+        try:
+            item = getattr(value, name)
+        except (AttributeError, TypeError):
+            # Not set; or a descriptor, written in C, that refuses what it stands on.
+            continue
+        yield f".{name}", _Step("attribute", name), item
     for name, item in _class_attributes(type(value)).items():
         yield f".{name}", _Step("class", name), item
 

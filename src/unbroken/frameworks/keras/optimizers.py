@@ -24,7 +24,7 @@ from unbroken.frameworks.keras.optimizer_settings import (
     script_options,
     with_rate_horizon,
 )
-from unbroken.frameworks.keras.replicas import build_optimizer
+from unbroken.frameworks.keras.replicas import build_optimizer, refuse_unlike
 from unbroken.frameworks.keras.slots import Slots, is_optimizer, optimizers_in, slots_of
 from unbroken.frameworks.keras.structure import dotted, named_variables
 from unbroken.frameworks.keras.tensors import fill, raw, source_of, tensor_differences
@@ -111,11 +111,17 @@ class OptimizerState:
         return {name: kept for name, kept in found.items() if kept} | {OWN: own}
 
     def sources(self, *, are_trained: bool) -> dict[str, dict[str, TensorSource]]:
-        """Return the live variables as sources of bytes."""
-        return {
-            name: {key: source_of(item, is_trained=are_trained and name != OWN) for key, item in kept.items()}
-            for name, kept in self.variables().items()
-        }
+        """Return the live variables as sources of bytes.
+
+        Raises UnsupportedStateError for one of which each replica has a value of its own.
+        """
+        found: dict[str, dict[str, TensorSource]] = {}
+        for name, kept in self.variables().items():
+            for item in kept.values():
+                refuse_unlike(item)
+            is_trained = are_trained and name != OWN
+            found[name] = {key: source_of(item, is_trained=is_trained) for key, item in kept.items()}
+        return found
 
     def differences(
         self, groups: Sequence[Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.keras.tensors import raw
 from unbroken.state.handlers import Difference
 
@@ -43,6 +44,20 @@ class Replicas:
         """Put each copy back, after each variable has got its one value."""
         if self._kept is not None:
             self._kept.restore(_raw(variables), _copies(state))
+
+
+def refuse_unlike(variable: Any) -> None:
+    """Raise UnsupportedStateError for a variable of an optimizer that is another one on each replica."""
+    if keras.config.backend() != "tensorflow":
+        return
+    from unbroken.frameworks.tensorflow.distributed import is_one_value
+
+    if not is_one_value(raw(variable)):
+        raise UnsupportedStateError(
+            f"cannot keep {variable.path} of the optimizer, of which each replica has a value of its own",
+            hint="add up gradients in the step itself, or leave gradient_accumulation_steps out: under a "
+            "strategy each replica would have sums of its own",
+        )
 
 
 def kept_again(copies: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -15,6 +15,8 @@ from unbroken.frameworks.tensorflow.processes import Worker, this_worker
 
 # One that is still loading its data may be late.
 _MEETING_SECONDS = 600
+# As long as others wait for a rank that may be busy with something of its own, an evaluation say.
+_WAITING_SECONDS = 1800
 # Strategies number their groups from 1: nobody else has this one.
 _GROUP = 0x756E6272
 _WORD_BYTES = 8
@@ -34,7 +36,7 @@ class Ranks:
     def meet(self) -> None:
         """Return when all workers are here; raise UsageError if one is not in time."""
         try:
-            self._together(np.zeros(1, np.int64), timeout_seconds=_MEETING_SECONDS)
+            self._gathered(np.zeros(1, np.int64), _MEETING_SECONDS)
         except (
             tf.errors.DeadlineExceededError,
             tf.errors.UnavailableError,
@@ -47,7 +49,10 @@ class Ranks:
             ) from error
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of all workers, in order; as many from each. One small collective."""
+        """Return the numbers of all workers, in order; as many from each. One small collective.
+
+        Raises UsageError if one of them does not come here in time.
+        """
         return [each.tolist() for each in self._together(np.array(mine, np.int64))]
 
     def gather(self, value: Any) -> list[Any]:
@@ -70,10 +75,23 @@ class Ranks:
         """Return the value of the first worker."""
         return self.gather(value if self.rank == 0 else None)[0]
 
-    def _together(self, mine: np.ndarray[Any, Any], timeout_seconds: float = 0) -> list[np.ndarray[Any, Any]]:
+    def _together(self, mine: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Return what each worker gives, in the order of the workers, whatever that of the runtime is."""
+        try:
+            found = self._gathered(mine, _WAITING_SECONDS)
+        except tf.errors.DeadlineExceededError as error:
+            # One that waits in a sum of gradients meanwhile, which has no end, ends when this one is gone.
+            raise UsageError(
+                f"expected all {self.world_size} workers at the same place, found that worker {self.rank} "
+                f"waited {_WAITING_SECONDS} s for another one there",
+                hint="give every worker as many batches: dataset.shard() of a number that cannot be divided "
+                "does not; and call run.step on every worker, once for each step of all",
+            ) from error
+        return [row[1:] for row in found[np.argsort(found[:, 0])]]
+
+    def _gathered(self, mine: np.ndarray[Any, Any], timeout_seconds: float) -> np.ndarray[Any, Any]:
         with tf.device("CPU:0"):
-            found = tf.raw_ops.CollectiveGatherV2(
+            found: np.ndarray[Any, Any] = tf.raw_ops.CollectiveGatherV2(
                 input=np.concatenate([[self.rank], mine]).reshape(1, -1),
                 group_size=self.world_size,
                 group_key=_GROUP,
@@ -81,7 +99,7 @@ class Ranks:
                 ordering_token=[],
                 timeout_seconds=timeout_seconds,
             ).numpy()
-        return [row[1:] for row in found[np.argsort(found[:, 0])]]
+        return found
 
 
 _KNOWN: dict[Worker, Ranks] = {}

@@ -114,7 +114,9 @@ class Replicas:
             f"{live[wrong[0]]} replicas, the checkpoint has a value of its own for each of "
             f"{saved[wrong[0]]} replicas of {_listed(wrong)}"
         )
-        return [Difference("shape", REPLICAS, text)]
+        # Of several processes a checkpoint has no one value that all of them could go on from.
+        is_parted = any(is_of_workers(variables[name]) or _has_absent(state.get(name, ())) for name in wrong)
+        return [Difference("other" if is_parted else "shape", REPLICAS, text)]
 
     def restore(self, variables: Mapping[str, Any], state: Mapping[str, Sequence[Any]]) -> None:
         """Put each copy back, where there are as many; elsewhere all have the one value already."""
@@ -132,6 +134,11 @@ class Replicas:
                 f"the replicas have drifted apart: the copies of {_listed(drifted)} are not the same",
                 "each copy is kept as it is; whatever trains them should do the same on every replica",
             )
+
+
+def _has_absent(values: Sequence[Any]) -> bool:
+    """Tell whether copies of other processes belong to those in a state, which are not in it."""
+    return any(value is None for value in values)
 
 
 def _count(variable: Any) -> int:

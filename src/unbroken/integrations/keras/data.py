@@ -199,7 +199,7 @@ def _of_py_dataset(adapter: Any, steps_per_epoch: int | None) -> NumberedBatches
 def delivery(epoch_iterator: Any) -> Callable[[], Callable[[Sequence[Any]], Iterator[Any]]]:
     """Return what begins an epoch, and returns what gives batches to the train function of the backend."""
     if keras.backend.backend() != "tensorflow":
-        return lambda: lambda batches: iter([_tensors(batch) for batch in batches])
+        return lambda: lambda batches: iter([_over_devices(_tensors(batch)) for batch in batches])
     strategy = epoch_iterator._distribute_strategy
     if strategy is not None and strategy.num_replicas_in_sync > 1:
         return MirroredDelivery(epoch_iterator, strategy).begin
@@ -232,6 +232,15 @@ def build_metrics(model: Any, epoch_iterator: Any) -> None:
             hint="call model.evaluate on one batch before the run is entered, or keep your own metrics as "
             "attributes of the model and compile it without loss= and metrics=",
         ) from error
+
+
+def _over_devices(batch: Any) -> Any:
+    """Return a batch of tensors as fit lays it out over the devices of `keras.distribution`."""
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
+        return batch
+    from keras.src.backend.jax.trainer import _distribute_data
+
+    return _distribute_data(batch)
 
 
 def _tensors(batch: Any) -> Any:

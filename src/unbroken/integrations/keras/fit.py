@@ -26,7 +26,7 @@ from unbroken.integrations.keras.data import (
     looks_of,
     tell_of_validation,
 )
-from unbroken.integrations.keras.frames import RunningFit, begin_with, feed
+from unbroken.integrations.keras.frames import RunningFit, begin_with, bind_logs, feed
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
 from unbroken.training.comparison import is_allowed
@@ -170,7 +170,7 @@ class Fit:
         self._cut_files()
         # Behind everybody's on_epoch_begin, and in a resume all is put to the checkpoint once more by now.
         self._unsaved.close()
-        self._is_read = False
+        self._is_read = has_given = False
         while not self._is_read:
             taken = list[Any]()
             while len(taken) < together and not self._is_read:
@@ -180,6 +180,9 @@ class Fit:
                     self._is_read = True
             if taken:
                 yield self._batch, self._batch + together - 1, give(taken)
+                has_given = True
+        if not has_given:
+            bind_logs(self._model)
         self._unsaved.enter_context(self._run.without_saves())
         self._say_if_short()
 

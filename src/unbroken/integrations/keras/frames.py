@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from unbroken.errors import UnsupportedStateError
+
+_LOGS = "logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +41,7 @@ def running_fit(model: object) -> RunningFit:
 
     Raises UnsupportedStateError if this version of Keras is made otherwise.
     """
-    frame = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = _frame_of_fit(model)
     found = {} if frame is None else frame.f_locals
     expected = {
         "epoch_iterator": EpochIterator,
@@ -82,3 +84,25 @@ def feed(epoch_iterator: Any, epoch: Callable[[], Iterator[tuple[int, int, Any]]
             self.data_adapter.on_epoch_end()
 
     epoch_iterator.__class__ = Fed
+
+
+def bind_logs(model: object) -> None:
+    """Give the fit of `model` logs for an epoch that it goes on with behind its last batch.
+
+    On JAX the name that fit reads behind the batches is bound by the first of them, and here is none; on
+    other backends it is bound before.
+    """
+    frame = _frame_of_fit(model)
+    if keras.backend.backend() != "jax" or frame is None or _LOGS not in frame.f_code.co_varnames:
+        return
+    frame.f_locals[_LOGS] = {}
+    if sys.version_info < (3, 13):
+        # Before PEP 667 what is written there is a copy, which this call puts back into the frame.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _frame_of_fit(model: object) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return frame
