@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +15,10 @@ from unbroken.errors import UsageError
 from unbroken.state.handlers import ORDER_MODULE, Renamed, RenamesState, StateHandler
 from unbroken.state.paths import part_of
 from unbroken.state.references import with_references
+from unbroken.state.renaming import Rename, renaming
 from unbroken.state.tensors import HostTensor
 
-Rename = Callable[[str], str]
+__all__ = ["AdaptedCheckpoint", "Rename", "adapt", "renaming"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +67,6 @@ def _below(part: str | None, before: str, new_name: Rename) -> Rename:
     if part is None:
         return new_name
     return lambda name: new_name(before + name[len(part) :])
-
-
-def renaming(rename: Mapping[Any, str]) -> Rename:
-    """Return the function that maps a name such as `model.layer.weight`.
-
-    A rule is a name, or the first segments of one, of which the longest that fits counts; where none
-    does, compiled regular expressions are tried in their order.
-    """
-    expressions = [(old, new) for old, new in rename.items() if isinstance(old, re.Pattern)]
-    segments = {str(old).rstrip("."): new.rstrip(".") for old, new in rename.items() if isinstance(old, str)}
-
-    def new_name(name: str) -> str:
-        fitting = [old for old in segments if name == old or name.startswith(f"{old}.")]
-        if fitting:
-            old = max(fitting, key=len)
-            return segments[old] + name[len(old) :]
-        changed = (found for old, new in expressions if (found := old.sub(new, name)) != name)
-        return next(changed, name)
-
-    return new_name
 
 
 def _with_parts_renamed(seen: AdaptedCheckpoint, names: Mapping[str, str]) -> AdaptedCheckpoint:

@@ -7,13 +7,14 @@ from unbroken.rundir.last_words import LastWords
 from unbroken.rundir.rollbacks import read_rollbacks
 from unbroken.training import micro_batches, resume
 from unbroken.training.attempt import Attempt
-from unbroken.training.importing import StartReport, begin_from
+from unbroken.training.importing import begin_from
 from unbroken.training.leaving_out import in_words, windows_of
 from unbroken.training.ranks.following import follow, led, restored_on_all
 from unbroken.training.report import RestoreReport, report
 from unbroken.training.saver import Saver
 from unbroken.training.saves import without_collecting
 from unbroken.training.settings import Settings
+from unbroken.training.start_report import StartReport
 from unbroken.training.whole_state import WholeState
 
 
@@ -48,7 +49,9 @@ def begin(
         restored = _reported(candidate, state)
         lines = restored.lines()
     elif (source := settings.start_from) is not None:
-        started = group.attempted(lambda: begin_from(source, settings.values, settings.choices))
+        known = [*state.parts]
+        started = group.attempted(lambda: begin_from(source, settings.values, settings.choices, known))
+        state.step = started.step
         lines += started.lines()
     lines += [*in_words(rollbacks, group.size), *micro_batches.in_words()]
     attempt.journal.append(

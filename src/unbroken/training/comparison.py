@@ -25,6 +25,17 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A checkpoint that another run or library wrote: what it is `called` in errors.
+
+    `beside` are, by part, the differences that were found beside those that a handler sees.
+    """
+
+    called: str
+    beside: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartReport:
     """What became of one part.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from unbroken.errors import StateMismatchError, UsageError
 from unbroken.interchange.tf_place import find_bundle
@@ -14,6 +12,11 @@ from unbroken.state.handlers import Difference
 from unbroken.training import families
 from unbroken.training.adaptation import renaming
 from unbroken.training.comparison import Amount, is_allowed
+from unbroken.training.own_start import is_of_a_run, start_from_run
+from unbroken.training.part import Part
+from unbroken.training.parts import Parts
+from unbroken.training.randomness import RNG_PART
+from unbroken.training.start_report import StartReport
 
 _HINT = (
     "begin with the objects that were saved, or say by rename=, allow=, cast= or fresh= of Run what may "
@@ -21,47 +24,30 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartReport:
-    """What a run began from: `parts` got so much of `source`, with the differences that were `allowed`.
-
-    `fresh` are the parts that began as the script built them; `notes` say what is not in such a checkpoint.
-    """
-
-    source: str
-    parts: Mapping[str, Amount]
-    fresh: tuple[str, ...]
-    allowed: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """Return the report for people, a line each."""
-        taken = [f"{name} {amount.tensors:,} tensors" for name, amount in self.parts.items()]
-        size = sum(amount.size_bytes for amount in self.parts.values())
-        lines = [f"begins from {self.source}: {', '.join(taken)}, {size:,} bytes"]
-        lines += [f"{name}: begins as the script built it" for name in self.fresh]
-        return lines + [f"begins with a difference: {line}" for line in self.allowed] + list(self.notes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as plain values; fields are only ever added."""
-        return {
-            "source": self.source,
-            "parts": {
-                name: {"tensors": amount.tensors, "bytes": amount.size_bytes}
-                for name, amount in self.parts.items()
-            },
-            "fresh": list(self.fresh),
-            "allowed": list(self.allowed),
-            "notes": list(self.notes),
-        }
-
-
-def begin_from(source: Path, parts: Mapping[str, object], choices: Choices) -> StartReport:
+def begin_from(
+    source: Path, parts: Mapping[str, object], choices: Choices, known: Sequence[Part] = ()
+) -> StartReport:
     """Fill the `parts` of the script with the state in the checkpoint `source`, once all of it fits.
+
+    `known` are the same parts with the handlers that the run has for them; without it they are looked for.
 
     Raises StateMismatchError that lists every difference the user did not allow, UsageError if there is
     no such checkpoint, DamagedError if its bytes are not what was saved; then nothing was changed.
     """
+    if is_of_a_run(source) or find_bundle(source) is None:
+        with_handlers = [part for part in known or Parts(parts, (), choices) if part.name != RNG_PART]
+        if is_of_a_run(source):
+            return start_from_run(source, with_handlers, choices, _HINT)
+        # Loaded here: most runs begin by themselves, and need no readers.
+        from unbroken.training import foreign_files, foreign_start
+
+        if foreign_files.is_foreign_file(source):
+            return foreign_start.start_from_file(source, with_handlers, choices, _HINT)
+    return _begin_from_objects(source, parts, choices)
+
+
+def _begin_from_objects(source: Path, parts: Mapping[str, object], choices: Choices) -> StartReport:
+    """Begin from a checkpoint that a framework of the parts reads by itself."""
     wanted = {name: value for name, value in parts.items() if name not in choices.fresh}
     found = families.begin_from(source, parts, renaming(choices.rename), choices)
     if found is None and find_bundle(source) is not None:
@@ -71,9 +57,10 @@ def begin_from(source: Path, parts: Mapping[str, object], choices: Choices) -> S
         )
     if found is None:
         raise UsageError(
-            f"Run: expected start_from= to be a checkpoint of tf.train.Checkpoint, found {source}"
+            "Run: expected start_from= to be a run, a save of torch, Lightning or Hugging Face, or a "
+            f"checkpoint of tf.train.Checkpoint, found {source}"
             f"{'' if source.exists() else ', which does not exist'}",
-            hint="give its prefix (DIRECTORY/ckpt-5) or its directory; for weights there is warm_start",
+            hint="give the file or the directory of one save; of TensorFlow its prefix, DIRECTORY/ckpt-5",
         )
     refused, allowed = list[str](), list[str]()
     differences = {**found.differences()}

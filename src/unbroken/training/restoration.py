@@ -28,6 +28,7 @@ from unbroken.state.tensors import TensorSource
 from unbroken.training.adaptation import adapt
 from unbroken.training.arrivals import Arrivals
 from unbroken.training.comparison import (
+    Origin,
     PartReport,
     begins_fresh,
     is_allowed,
@@ -48,11 +49,15 @@ _HINT = (
 class Restoration:
     """One checkpoint on its way into `parts`.
 
-    `run` compares and puts; `again` puts once more, for what the script has changed since.
+    `run` compares and puts; `again` puts once more, for what the script has changed since. `origin` is of one
+    that this run did not write.
     """
 
-    def __init__(self, parts: Sequence[Part], checkpoint: Checkpoint, choices: Choices) -> None:
+    def __init__(
+        self, parts: Sequence[Part], checkpoint: Checkpoint, choices: Choices, origin: Origin | None = None
+    ) -> None:
         self._all = list(parts)
+        self._origin = origin or Origin(called=f"step {checkpoint.manifest.step}")
         self._choices = choices
         rename = choices.still_to_rename(checkpoint.manifest.choices)
         handlers = {part.name: part.handler for part in parts}
@@ -170,7 +175,7 @@ class Restoration:
         if refused:
             lines = "\n  ".join(refused)
             raise StateMismatchError(
-                f"step {manifest.step} does not fit what this program built; nothing was changed\n  {lines}",
+                f"{self._origin.called} does not fit what this program built; nothing was changed\n  {lines}",
                 hint=_HINT,
             )
         fresh = {part.name: PartReport(handler=part.handler.name, is_fresh=True) for part in self._all}
@@ -208,7 +213,8 @@ class Restoration:
         if entry.handler != part.handler.name:
             text = f"a {part.handler.name}, the checkpoint holds a {entry.handler}"
             return [Difference("other", "", text)]
-        return part.handler.differences(part.value, self._described(part))
+        found = part.handler.differences(part.value, self._described(part))
+        return [*found, *self._origin.beside.get(part.name, ())]
 
     def _described(self, part: Part) -> Any:
         """Return the state to be compared with: the tensors in it may have a dtype and a shape only."""
@@ -354,7 +360,7 @@ class Restoration:
         wrong = unequal(entries, sources, manifest, verified, inexact=self._inexact, excused=self._excused)
         if wrong:
             raise StateMismatchError(
-                f"step {manifest.step} was restored, but read back the live state differs at "
+                f"{self._origin.called} was restored, but read back the live state differs at "
                 f"{', '.join(wrong[:5])}; do not train on with it",
                 hint="the load_state_dict() of that object does not restore what its state_dict() gave",
             )

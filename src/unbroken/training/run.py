@@ -30,7 +30,6 @@ from unbroken.training.exit_codes import install_exit_codes
 from unbroken.training.full_disk import FullDiskPolicy
 from unbroken.training.health.after_resume import AfterResume, after_resume
 from unbroken.training.health.policy import Health
-from unbroken.training.importing import StartReport
 from unbroken.training.memory_guard import MemoryGuardPolicy
 from unbroken.training.preemption import StopRequested
 from unbroken.training.rehearsing import AtSteps
@@ -38,6 +37,7 @@ from unbroken.training.replay import Batches, Randomness
 from unbroken.training.report import RestoreReport
 from unbroken.training.save_policy import EveryMinutes, SavePolicy
 from unbroken.training.settings import Settings, VerifyPolicy
+from unbroken.training.start_report import StartReport
 
 DEFAULT_SAVE: tuple[SavePolicy, ...] = (EveryMinutes(10),)
 DEFAULT_KEEP: tuple[RetentionPolicy, ...] = (KeepLast(3),)
@@ -61,8 +61,8 @@ class Run:
     `directory` is the run directory; under `unbroken run` it may be left out. `save` and `keep` say
     when to save and what to retain; with `save="auto"` the run finds the interval itself. `resume` is
     "auto" (go on, or begin), "never", "must" or the name of a checkpoint. A run that begins may do so with
-    the state in a checkpoint of `tf.train.Checkpoint`, which `start_from` names: see `started_from` then for
-    what was taken. `config` is kept in every
+    the state in a checkpoint of torch, Lightning, Hugging Face, TensorFlow or another run, by `start_from`:
+    see `started_from` then for what was taken. `config` is kept in every
     checkpoint, and a change of it is reported. `handlers` are asked before our own how the state of a
     part is taken out and put back.
 
