@@ -236,7 +236,7 @@ def test_convert_overwrites_nothing_and_leaves_nothing_half_done(
         assert "exists already" in err
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
-    assert call(capsys, "convert", GOLDEN / "training.pt", tmp_path / "x.pt")[0] == 2
+    assert call(capsys, "convert", GOLDEN / "training.pt", tmp_path / "x.bin")[0] == 2
     assert call(capsys, "convert", GOLDEN / "training.pt", tmp_path / "no/x.safetensors")[0] == 2
     torch.save({"a": torch.ones(2), "vast": torch.zeros(1).expand(1 << 40)}, tmp_path / "vast.pt")
     assert call(capsys, "convert", tmp_path / "vast.pt", tmp_path / "x.safetensors")[0] == 1

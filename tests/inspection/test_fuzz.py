@@ -79,13 +79,14 @@ def test_a_changed_or_cut_file_raises_nothing_but_our_errors(
         content(path)
     with suppress(UnbrokenError):
         compare(open_checkpoint(path), open_checkpoint(GOLDEN / name)).as_json()
-    try:
-        convert(open_checkpoint(path), tmp_path / "converted.safetensors")
-    except UnbrokenError:
-        assert not (tmp_path / "converted.safetensors").exists()
-        assert not (tmp_path / "converted.json").exists()
-    for file in tmp_path.glob("converted.*"):
-        file.unlink()
+    for target in (tmp_path / f"converted.{end}" for end in ("safetensors", "npz", "pt")):
+        try:
+            convert(open_checkpoint(path), target, dtype="BF16" if target.suffix == ".pt" else None)
+        except UnbrokenError:
+            assert not target.exists()
+            assert not (tmp_path / "converted.json").exists()
+        for file in tmp_path.glob("converted.*"):
+            file.unlink()
 
 
 @pytest.mark.parametrize("name", ["training.pt", "arrays.npz", "arrays-compressed.npz"])

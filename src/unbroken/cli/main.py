@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("unbroken.cli.report", "report", "Write a page about a run: curves, verdicts, time."),
     "diff": ("unbroken.cli.diff", "diff", "Show what differs between two checkpoints."),
     "doctor": ("unbroken.cli.doctor", "doctor", "Say what is in the way of a resume."),
-    "convert": ("unbroken.cli.convert", "convert", "Write any checkpoint as safetensors and JSON."),
+    "convert": ("unbroken.cli.convert", "convert", "Write any checkpoint in another format."),
     "export": ("unbroken.cli.export", "export", "Write the weights of a checkpoint, for use."),
     "prune": ("unbroken.cli.prune", "prune", "Delete checkpoints that no policy wants."),
     "pin": ("unbroken.cli.pin", "pin", "Keep a checkpoint from every prune."),

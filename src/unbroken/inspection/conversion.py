@@ -11,6 +11,7 @@ from typing import Any
 
 from unbroken.checkpoint.container import ShardPlan, plan_shard
 from unbroken.errors import UnbrokenError, UsageError
+from unbroken.inspection.adapted_reader import AdaptedReader
 from unbroken.inspection.conversion_target import Target, UnreadTensor
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
 from unbroken.rundir.journal import finite
@@ -81,25 +82,47 @@ def _keras(like: Path) -> Target:
     return KerasTarget(like)
 
 
+def _npz() -> Target:
+    from unbroken.inspection.npz_target import NpzTarget
+
+    return NpzTarget()
+
+
+def _torch() -> Target:
+    from unbroken.inspection.torch_target import TorchTarget
+
+    return TorchTarget()
+
+
 _LIKE_ANOTHER = ".keras"
 # By how the names of their files end. What writes them is loaded when it is asked for.
 _TARGETS: dict[str, Callable[[], Target]] = {
     SUFFIX: SafetensorsTarget,
     ".index": _bundle,
     ".weights.h5": _hdf5,
+    ".npz": _npz,
+    ".pt": _torch,
 }
 
 
-def convert(reader: CheckpointReader, target: Path, *, like: Path | None = None) -> Conversion:
+def convert(
+    reader: CheckpointReader,
+    target: Path,
+    *,
+    like: Path | None = None,
+    rename: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+) -> Conversion:
     """Write the tensors of `reader` to the file `target`, and all else to a JSON file beside it.
 
-    How its name ends says in which format. Names stay as they are, and so does every bit. Nothing that
-    exists is overwritten; if it fails, nothing is left. A `.keras` gets what is no weight from the file
-    `like`, another one of the same model.
+    How its name ends says in which format. Names stay as they are but for what `rename` maps, which is
+    written as for `Run`, with slashes or dots between segments; and so does every bit, unless `dtype`, such
+    as `BF16`, has floating-point numbers rounded to it. Nothing that exists is overwritten; if it fails,
+    nothing is left. A `.keras` gets what is no weight from the file `like`, another one of the same model.
 
     Raises:
-        UsageError: `target` is no name for such a file, one of the files is there already, or `like` is
-            missing or of another model.
+        UsageError: `target` is no name for such a file, one of the files is there already, `like` is
+            missing or of another model, a rule of `rename` fits no name, or two names become one.
         DamagedError: a tensor is not all there.
     """
     _check_whole(reader)
@@ -107,14 +130,24 @@ def convert(reader: CheckpointReader, target: Path, *, like: Path | None = None)
     values = target.with_name(target.name.removesuffix(form.suffix) + _VALUES_SUFFIX)
     files = (*reversed(form.files(target)), values)
     _check_free(files)
-    form.check(reader)
-    refused = {path: form.refusal(path, entry) for path, entry in reader.tensors.items()}
-    tensors = {path: UnreadTensor(reader, path) for path, why in refused.items() if why is None}
-    dropped = (*_dropped(reader, refused), *form.notes(reader))
+    if rename and not form.keeps_names(reader):
+        raise UsageError(
+            f"{target}: expected no map of names, for in it weights lie where Keras looks for them",
+            hint="leave out --rename, or write .safetensors, whose names are free",
+        )
+    seen = AdaptedReader(reader, rename or {}, dtype)
+    form.check(seen)
+    refused = {path: form.refusal(path, entry) for path, entry in seen.tensors.items()}
+    tensors = {path: UnreadTensor(seen, path) for path, why in refused.items() if why is None}
+    dropped = (*_dropped(seen, refused), *form.notes(seen))
     storage = LocalStorage(target.absolute().parent)
     try:
-        storage.write(values.name, [_values(reader, dropped)])
-        size_bytes = form.write(storage, reader, target, tensors)
+        storage.write(values.name, [_values(seen, dropped)])
+        size_bytes = form.write(storage, seen, target, tensors)
+        if losses := tuple(seen.losses()):
+            # Only who has read a tensor knows what its numbers became.
+            dropped = (*dropped, *losses)
+            storage.write(values.name, [_values(seen, dropped)])
     except BaseException:
         # Also after an interrupt: one file without the others looks like a whole checkpoint.
         for file in files:
@@ -197,9 +230,11 @@ def _dropped(reader: CheckpointReader, refused: Mapping[str, str | None]) -> Ite
     yield from reader.notes
 
 
-def _values(reader: CheckpointReader, dropped: tuple[str, ...]) -> bytes:
+def _values(reader: AdaptedReader, dropped: tuple[str, ...]) -> bytes:
     found: dict[str, Any] = {
         "converted_from": {"file": reader.path.name, "format": reader.format},
+        "renamed": reader.renamed,
+        "cast": reader.cast,
         "aliases": {path: list(entry.aliases) for path, entry in reader.tensors.items() if entry.aliases},
         "dropped": list(dropped),
         "facts": reader.facts,

@@ -47,6 +47,10 @@ class Target(ABC):
     def refusal(self, path: str, entry: StoredTensor) -> str | None:
         """Return why a tensor has no place in this format, None if it has."""
 
+    def keeps_names(self, reader: CheckpointReader) -> bool:
+        """Tell whether tensors of `reader` are found by their names, so that they may have others."""
+        return True
+
     def check(self, reader: CheckpointReader) -> None:
         """Raise UsageError if no such file can be made of `reader`."""
         return

@@ -49,6 +49,10 @@ class Hdf5Target(Target):
     def refusal(self, path: str, entry: StoredTensor) -> str | None:
         return refused_by_hdf5(path, entry)
 
+    def keeps_names(self, reader: CheckpointReader) -> bool:
+        """Tell whether this is no file as Keras lays it out."""
+        return not keras_places(reader)
+
     def notes(self, reader: CheckpointReader) -> Iterator[str]:
         places = keras_places(reader)
         for path, place in distinct(reader.tensors).items():
@@ -159,7 +163,10 @@ def _create(h5py: Any, made: Any, place: str, tensor: UnreadTensor) -> Any:
     # There is room for the bytes before any are written, and nothing is written twice.
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    made_id = h5py.h5d.create(group.id, name.encode(), _type(h5py, tensor.dtype), space, creation)
+    # Without it every name is called ASCII, and readers find those damaged that are not.
+    link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    link.set_char_encoding(h5py.h5t.CSET_UTF8)
+    made_id = h5py.h5d.create(group.id, name.encode(), _type(h5py, tensor.dtype), space, creation, link)
     if tensor.dtype == "BF16":
         # By this Keras knows them again.
         h5py.Dataset(made_id).attrs["dtype"] = "bfloat16"
@@ -167,8 +174,10 @@ def _create(h5py: Any, made: Any, place: str, tensor: UnreadTensor) -> Any:
 
 
 def _group(made: Any, place: str) -> Any:
-    parent = place.rpartition("/")[0]
-    return made.require_group(parent) if parent else made
+    # One by one: of those that HDF5 makes on the way to another, it calls every name ASCII.
+    for name in place.split("/")[:-1]:
+        made = made.require_group(name)
+    return made
 
 
 def _type(h5py: Any, dtype: str) -> Any:

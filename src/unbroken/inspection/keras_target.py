@@ -43,6 +43,10 @@ class KerasTarget(Target):
     def refusal(self, path: str, entry: StoredTensor) -> str | None:
         return refused_by_hdf5(path, entry)
 
+    def keeps_names(self, reader: CheckpointReader) -> bool:
+        """Tell that the model gives them."""
+        return False
+
     def check(self, reader: CheckpointReader) -> None:
         """Raise UsageError unless the weights are those of the model in `like`."""
         like = self._like

@@ -24,8 +24,8 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def is_npz(names: list[str]) -> bool:
-    """Tell whether a zip file with these entries is of this format."""
-    return bool(names) and all(name.endswith(_SUFFIX) for name in names)
+    """Tell whether a zip file with these entries is of this format; without any it has no arrays."""
+    return all(name.endswith(_SUFFIX) for name in names)
 
 
 class Npz(CheckpointReader):
