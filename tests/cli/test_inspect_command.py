@@ -309,3 +309,81 @@ def test_a_program_that_reads_a_pipe_gets_the_same_text_without_colour(run: Path
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert "torch.optim.adamw.AdamW" in done.stdout
+
+
+def test_only_tensors_that_fit_a_pattern_are_shown_by_any_of_their_names(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = [row["path"] for row in inspected(capsys, run)["tensors"]]
+    found = inspected(capsys, run, "--match", "model/body.*")
+    assert {row["path"] for row in found["tensors"]} == {"model/body.weight", "model/body.bias"}
+    assert found["parts"] == inspected(capsys, run)["parts"]
+    # The head is tied to the tokens.
+    code, out, _ = call(capsys, run, "--tensors", "--match", "*head*", "--match", "model/body.b?as")
+    assert code == 0
+    assert {row[0] for row in rows(out, "TENSOR")} == {"model/tokens.weight", "model/body.bias"}
+    assert f"2 of {len(everything)} tensors fit *head* model/body.b?as: no others are shown" in out
+
+
+def test_a_pattern_that_fits_nothing_is_an_error_that_names_what_is_nearest(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, run, "--tensors", "--match", "modle/body.weight")
+    assert (code, out) == (2, "")
+    assert "--match modle/body.weight: expected tensors that fit, found none of " in err
+    assert "the nearest names are model/body.weight, " in err
+
+
+def test_values_are_read_of_what_fits_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "step-00000010"
+    shutil.copytree(run / "checkpoints" / "step-00000010", copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    entry = manifest["tensors"]["model/body.weight"]
+    shard = copy / entry["file"]
+    data = bytearray(shard.read_bytes())
+    data[entry["offset"]] ^= 1
+    shard.chmod(0o600)
+    shard.write_bytes(data)
+    assert call(capsys, copy, "--values")[0] == 3
+    code, out, _ = call(capsys, copy, "--values", "--match", "model/tokens*")
+    assert code == 0
+    assert [row[0] for row in rows(out, "TENSOR")] == ["model/tokens.weight"]
+
+
+def test_a_tree_has_the_number_the_size_and_the_dtypes_of_each_branch(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = call(capsys, run, "--tree")[1].split("\n\n")[-1].splitlines()
+    shown = {tuple(line.split()): len(line) - len(line.lstrip()) for line in lines[1:6]}
+    assert lines[0].split() == ["BRANCH", "TENSORS", "SIZE", "DTYPES", "SHAPE"]
+    assert shown == {
+        ("model/", "3", "120", "B", "F32,", "BF16", "-"): 0,
+        ("tokens.weight", "-", "80", "B", "F32", "5x4"): 2,
+        ("body.", "2", "40", "B", "BF16", "-"): 2,
+        ("weight", "-", "32", "B", "BF16", "4x4"): 4,
+        ("bias", "-", "8", "B", "BF16", "4"): 4,
+    }
+    shallow = call(capsys, run, "--tree", "--depth", "1", "--match", "model/*")[1].split("\n\n")[-1]
+    assert [line.split()[0] for line in shallow.splitlines()] == ["BRANCH", "model/"]
+    code, _, err = call(capsys, run, "--depth", "1")
+    assert (code, err.splitlines()[-1]) == (2, "hint: add --tree")
+
+
+def test_a_listing_loads_what_reads_its_own_format_and_no_other(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    code = (
+        "import sys; from unbroken.cli.main import main; code = main(sys.argv[1:]); "
+        "print('loaded:', *sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(path), "--tensors"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown, _, loaded = done.stdout.partition("loaded: ")
+    assert "w       F32    1      4 B" in shown
+    others = {"torch_zip", "npz", "tables", "flax_msgpack", "orbax", "ours", "zips"}
+    unwanted = {f"unbroken.inspection.formats.{name}" for name in others}
+    unwanted |= {"msgspec", "zipfile", "unbroken.interchange.tf_bundle", "unbroken.dashboard.page"}
+    assert unwanted.isdisjoint(loaded.split())

@@ -14,7 +14,7 @@ import unbroken
 from unbroken.cli.main import main
 from unbroken.inspection.detect import open_checkpoint
 from unbroken.inspection.formats.base import StoredTensor
-from unbroken.inspection.statistics import Statistics, statistics
+from unbroken.inspection.statistics import Statistics, statistics, with_histogram
 from unbroken.inspection.suspicious import advise_on_values
 
 from .golden import GOLDEN, bytes_of
@@ -75,9 +75,49 @@ def test_numbers_so_large_that_their_sum_is_none_have_a_range(tmp_path: Path) ->
     assert (found.largest, found.infinities, found.mean) == (1.7e308, 0, None)
 
 
+def histogram_of(dtype: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
+    found, histogram = with_histogram(OneTensor(dtype, tensor), "x")  # type: ignore[arg-type]
+    assert found == of(dtype, tensor)
+    return histogram
+
+
+def test_a_histogram_counts_what_torch_counts() -> None:
+    numbers = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = histogram_of("F64", numbers)
+    assert found == tuple(torch.histc(numbers, bins=32).long().tolist())
+    # In 16 bits many numbers lie on the edges of bins.
+    half = numbers[:1000].half()
+    assert histogram_of("F16", half) == tuple(torch.histc(half.double(), bins=32).long().tolist())
+    whole = torch.arange(-3, 99_997)
+    assert histogram_of("I64", whole) == tuple(torch.histc(whole.double(), bins=32).long().tolist())
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=20))
+@settings(max_examples=50, deadline=None, database=None)
+def test_a_histogram_counts_each_finite_number_once(values: list[float]) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    found = histogram_of("F64", torch.tensor(values, dtype=torch.float64))
+    if found is None:
+        assert len({value + 0.0 for value in finite}) < 2
+    else:
+        assert (len(found), sum(found)) == (32, len(finite))
+        assert min(found[0], found[-1]) > 0
+
+
+def test_numbers_of_the_whole_range_and_the_smallest_ones_have_a_histogram() -> None:
+    far = torch.tensor([-1.7e308, 0.0, 1.7e308, math.nan], dtype=torch.float64)
+    assert histogram_of("F64", far) == (1, *[0] * 15, 1, *[0] * 14, 1)
+    near = torch.tensor([0.0, 5e-324, math.inf], dtype=torch.float64)
+    assert histogram_of("F64", near) == (1, *[0] * 30, 1)
+    wide = torch.tensor([-(2**63), 2**63 - 1])
+    assert histogram_of("I64", wide) == (1, *[0] * 30, 1)
+    assert histogram_of("F32", torch.ones(3)) is None
+
+
 def test_a_kind_that_is_not_read_as_numbers_has_none() -> None:
     reader = open_checkpoint(GOLDEN / "training.pt")
     assert statistics(reader, "kinds/f8") is None
+    assert with_histogram(reader, "kinds/f8") == (None, None)
     assert statistics(reader, "kinds/bf16") is not None
 
 

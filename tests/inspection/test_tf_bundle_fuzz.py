@@ -16,9 +16,9 @@ from unbroken.inspection.doctor import examine
 from unbroken.inspection.foreign import describe
 from unbroken.interchange import crc32c as checksums
 from unbroken.interchange.crc32c import crc32c, extend_with_integers
+from unbroken.interchange.marks import TABLE_MAGIC
 from unbroken.interchange.protobuf import fields
 from unbroken.interchange.snappy import unpacked
-from unbroken.interchange.table import MAGIC
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_entries import slice_key
 from unbroken.interchange.tf_graph import GRAPH, ObjectGraph, parse_graph
@@ -281,7 +281,7 @@ def test_keys_that_repeat_one_another_without_end_are_refused(tmp_path: Path) ->
     handles = (
         number_of(len(parts[0])) + number_of(8) + number_of(len(parts[0]) + 13) + number_of(len(index) - 1)
     )
-    with_suffix(prefix, ".index").write_bytes(b"".join(parts) + handles.ljust(40, b"\0") + MAGIC)
+    with_suffix(prefix, ".index").write_bytes(b"".join(parts) + handles.ljust(40, b"\0") + TABLE_MAGIC)
     with_suffix(prefix, ".data-00000-of-00001").write_bytes(b"")
     assert any("keys" in line for line in findings(prefix))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unbroken.checkpoint.verify import Finding
+    from unbroken.checkpoint.finding import Finding
     from unbroken.inspection.detect import CheckpointReader
     from unbroken.inspection.locate import Located
 

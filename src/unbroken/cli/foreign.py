@@ -7,27 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from unbroken.cli import output
-from unbroken.cli.values import Section, flat, printable, section, shortened, value_in_words
-
-TENSORS = ("TENSOR", "DTYPE", "SHAPE", "SIZE", "WHERE", "ALIASES")
-
-
-def show(found: dict[str, Any], *, with_tensors: bool) -> None:
-    """Print what `unbroken.inspection.foreign.describe` found."""
-    for line in lines(found):
-        output.data(line)
-    for problem in found["problems"]:
-        output.data(printable(f"  {problem['file']}: {problem['problem']}"))
-    for _, header, rows in sections(found):
-        section(header, rows)
-    if with_tensors:
-        output.data("")
-        # What the library calls a tensor, where that is not its path.
-        names = [printable(row["name"] or "") for row in found["tensors"]]
-        rows = [_tensor(row) for row in found["tensors"]]
-        if any(names):
-            rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
-        output.table((*TENSORS, "NAME") if any(names) else TENSORS, rows)
+from unbroken.cli.values import Section, flat, printable, shortened, value_in_words
 
 
 def sections(found: dict[str, Any]) -> list[Section]:
@@ -45,8 +25,12 @@ def sections(found: dict[str, Any]) -> list[Section]:
     ]
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield what it is, with colour on a terminal."""
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return what it is, with colour on a terminal."""
+    return [*_lines(found)]
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     # Colour comes last: what makes text printable would show its codes.
     yield printable(found["path"])
     state = "complete" if found["complete"] else output.painted("INCOMPLETE", "red", sys.stdout)
@@ -88,12 +72,11 @@ def _without_tensors(value: Any) -> Any:
     """Return values without references to tensors and what holds nothing else: tensors have a table."""
     if not isinstance(value, dict):
         return value
-    inner = {key: _without_tensors(item) for key, item in value.items() if key != "$tensor"}
-    return {key: item for key, item in inner.items() if item != {} or value[key] == {}}
-
-
-def _tensor(row: dict[str, Any]) -> tuple[str, ...]:
-    shape = "x".join(str(length) for length in row["shape"]) or "scalar"
-    size, aliases = output.size(row["size_bytes"]), ", ".join(row["aliases"])
-    path, where = printable(row["path"]), printable(row["where"])
-    return (path, row["dtype"], shape, size, where, printable(aliases))
+    found = {}
+    for key, item in value.items():
+        if key == "$tensor":
+            continue
+        inner = _without_tensors(item)
+        if inner != {} or item == {}:
+            found[key] = inner
+    return found

@@ -4,38 +4,48 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from unbroken.cli import checks, output, picture
+from unbroken.cli import output, tensors
 from unbroken.cli.target import find_checkpoint, find_foreign
-from unbroken.cli.values import Section, flat, printable, section, shortened, value_in_words
+from unbroken.cli.values import Section, printable, section
 from unbroken.errors import EXIT_DAMAGED, UsageError
 
-_FIRST = ("lr", "learning_rate", "weight_decay", "last_epoch")
+if TYPE_CHECKING:
+    from unbroken.inspection.detect import CheckpointReader
 
 
 @click.command()
 @click.argument("target", required=False)
 @click.argument("checkpoint", required=False)
 @click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor.")
+@click.option("--tree", "with_tree", is_flag=True, help="Show the paths of tensors as a tree, with sizes.")
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="No more than N levels of the tree.")
+@click.option(
+    "--match", "patterns", multiple=True, metavar="PATTERN", help="Only tensors that fit; repeatable."
+)
 @click.option("--values", "with_values", is_flag=True, help="Read every tensor: its range, mean, NaN, zeros.")
 @click.option("--verify", "with_check", is_flag=True, help="Read every byte, as `unbroken verify` does.")
 @click.option("--html", metavar="FILE", help="Write an HTML page to look at instead; - is stdout.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: one object, always with the tensors.")
-def inspect(target: str | None, checkpoint: str | None, html: str | None, **asked: bool) -> None:
+def inspect(target: str | None, checkpoint: str | None, **asked: Any) -> None:
     """Show what is in a checkpoint: a path, or CHECKPOINT (default: the newest) of the run TARGET.
 
     The manifest is verified; tensors are not read but with --values. A path may be of
     another library: a file of torch.save (its pickle is read, never executed), safetensors, .npz.
     Exits with 3 if it is damaged or incomplete.
 
-    The page of --html is one file without scripts, which needs no network: what it is, its parts by size,
-    and all tensors as a tree that folds. An older page of that name is replaced.
+    In a PATTERN, * stands for any letters, / and . too. It is for tensors by any of their names, in tables,
+    --tree, --json and --html, and --values reads no others.
+
+    The page of --html is one file without scripts, which needs no network: what it is, its parts and all
+    tensors by size, and the tensors as a tree that folds. An older page of that name is replaced.
 
     \b
     Fields of --json, for checkpoints of runs:
@@ -65,124 +75,141 @@ def inspect(target: str | None, checkpoint: str | None, html: str | None, **aske
     with --verify there is verification: intact (null: no checksum, nothing wrong), checksums,
       findings [file, problem]
     """
-    if html is not None and asked["as_json"]:
+    wish = _Asked(**asked)
+    if wish.html is not None and wish.as_json:
         raise UsageError("expected --html or --json, found both", hint="ask for one after the other")
-    if html is not None:
-        picture.check_place(html)
+    if wish.depth is not None and not wish.with_tree:
+        raise UsageError("expected --tree with --depth, found none", hint="add --tree")
+    if wish.html is not None:
+        # Loaded here: only pages need it.
+        from unbroken.cli import picture
+
+        picture.check_place(wish.html)
     path = find_foreign(target) if checkpoint is None else None
-    if path is not None:
-        _show_foreign(path, html, **asked)
-    else:
-        _show_ours(target, checkpoint, html, **asked)
+    with _without_collection():
+        seen = _ours(target, checkpoint) if path is None else _foreign(path)
+        _show(seen, wish)
 
 
-def _show_ours(
-    target: str | None,
-    checkpoint: str | None,
-    html: str | None,
-    *,
-    with_tensors: bool,
-    with_values: bool,
-    with_check: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options."""
+
+    with_tensors: bool
+    with_tree: bool
+    depth: int | None
+    patterns: Sequence[str]
+    with_values: bool
+    with_check: bool
+    html: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A checkpoint that was found: what --json shows of it, and how the rest of it is had.
+
+    `place` is the key of where each tensor lies.
+    """
+
+    found: dict[str, Any]
+    place: str
+    lines: Callable[[dict[str, Any]], list[str]]
+    sections: Callable[[dict[str, Any]], list[Section]]
+    reader: Callable[[], CheckpointReader]
+    check: Callable[[], dict[str, Any]]
+
+
+def _ours(target: str | None, checkpoint: str | None) -> _Seen:
     # Loaded here: checkpoints of other libraries need none of it.
+    from unbroken.cli import checks, ours
+    from unbroken.inspection.detect import open_located
     from unbroken.inspection.summary import summarize
 
     located = find_checkpoint(target, checkpoint)
-    with _without_collection():
-        found = summarize(located)
-    if with_check:
-        found["verification"] = checks.of_ours(located)
-    if with_values and _is_readable(found):
-        from unbroken.cli import numbers
-        from unbroken.inspection.detect import open_located
-
-        numbers.add(open_located(located), found["tensors"])
-    if as_json:
-        output.data_json(found)
-    elif html is not None:
-        picture.write(html, found, lines=_lines(found), sections=_sections(found))
-    else:
-        for line in _lines(found):
-            output.data(printable(line))
-        _show_check(found)
-        for _, header, rows in _sections(found):
-            section(header, rows)
-        if with_tensors:
-            output.data("")
-            output.table(
-                ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILE", "ALIASES"),
-                [_tensor(row) for row in found["tensors"]],
-            )
-        if with_values and _is_readable(found):
-            numbers.show(found["tensors"])
-    if not _is_readable(found):
-        click.get_current_context().exit(EXIT_DAMAGED)
+    return _Seen(
+        found=summarize(located),
+        place="file",
+        lines=ours.lines,
+        sections=ours.sections,
+        reader=lambda: open_located(located),
+        check=lambda: checks.of_ours(located),
+    )
 
 
-def _show_foreign(
-    path: Path,
-    html: str | None,
-    *,
-    with_tensors: bool,
-    with_values: bool,
-    with_check: bool,
-    as_json: bool,
-) -> None:
+def _foreign(path: Path) -> _Seen:
     # Loaded here: our own checkpoints need none of it.
-    from unbroken.cli import foreign, numbers
+    from unbroken.cli import checks, foreign
     from unbroken.inspection.detect import open_checkpoint
     from unbroken.inspection.foreign import describe
 
-    with _without_collection():
-        reader = open_checkpoint(path)
-        found = describe(reader)
-    if with_check:
-        found["verification"] = checks.of_others(reader)
-    if with_values and _is_readable(found):
-        numbers.add(reader, found["tensors"])
-    if as_json:
+    reader = open_checkpoint(path)
+    return _Seen(
+        found=describe(reader),
+        place="where",
+        lines=foreign.lines,
+        sections=foreign.sections,
+        reader=lambda: reader,
+        check=lambda: checks.of_others(reader),
+    )
+
+
+def _show(seen: _Seen, asked: _Asked) -> None:
+    found = seen.found
+    # Before any tensor is left out: they say what the whole checkpoint is.
+    lines, sections = ([], []) if asked.as_json else (seen.lines(found), seen.sections(found))
+    all_of_them = len(found["tensors"])
+    found["tensors"] = tensors.matching(found["tensors"], asked.patterns)
+    if asked.patterns:
+        fit = f"{len(found['tensors'])} of {all_of_them} tensors fit {' '.join(asked.patterns)}"
+        lines.append(printable(f"{fit}: no others are shown"))
+    if asked.with_check:
+        found["verification"] = seen.check()
+    # Of what is damaged, numbers tell nothing.
+    is_readable = not asked.with_check or found["verification"]["intact"] is not False
+    with_values = asked.with_values and is_readable
+    if with_values:
+        from unbroken.cli import numbers
+
+        add = numbers.add if asked.html is None else numbers.add_with_histograms
+        add(seen.reader(), found["tensors"])
+    if asked.as_json:
         output.data_json(found)
-    elif html is not None:
-        lines, sections = foreign.lines(found), foreign.sections(found)
-        picture.write(html, found, lines=lines, sections=sections)
+    elif asked.html is not None:
+        from unbroken.cli import picture
+
+        picture.write(asked.html, found, lines=lines, sections=sections)
     else:
-        foreign.show(found, with_tensors=with_tensors)
-        _show_check(found)
-        if with_values and _is_readable(found):
+        _print(seen, asked, lines, sections)
+        if with_values:
             numbers.show(found["tensors"])
-    if not found["complete"] or not _is_readable(found):
+    if not found.get("complete", True) or not is_readable:
         click.get_current_context().exit(EXIT_DAMAGED)
 
 
-def _is_readable(found: Mapping[str, Any]) -> bool:
-    """Tell whether nothing is known to be damaged: of what is, numbers tell nothing."""
-    check = found.get("verification")
-    return check is None or check["intact"] is not False
+def _print(seen: _Seen, asked: _Asked, lines: Sequence[str], sections: Sequence[Section]) -> None:
+    found = seen.found
+    for line in lines:
+        output.data(line)
+    for problem in found.get("problems", ()):
+        output.data(printable(f"  {problem['file']}: {problem['problem']}"))
+    if asked.with_check:
+        _print_check(found["verification"])
+    for _, header, rows in sections:
+        section(header, rows)
+    if asked.with_tensors:
+        tensors.show(found["tensors"], seen.place)
+    if asked.with_tree:
+        tensors.show_tree(found["tensors"], asked.depth)
 
 
-def _show_check(found: Mapping[str, Any]) -> None:
-    check = found.get("verification")
-    if check is None:
-        return
+def _print_check(check: dict[str, Any]) -> None:
+    from unbroken.cli import checks
+
     words = checks.in_words(check)
-    output.data(words if _is_readable(found) else output.painted(words, "red", sys.stdout))
+    output.data(output.painted(words, "red", sys.stdout) if check["intact"] is False else words)
     for one in check["findings"]:
         output.data(printable(f"  {one['file']}: {one['problem']}"))
-
-
-def _sections(found: dict[str, Any]) -> list[Section]:
-    """Return the tables of a checkpoint of a run, each with a title for those that show it."""
-    part = ("PART", "HANDLER", "TYPE", "TENSORS", "SIZE", "DTYPES")
-    files = [(name, output.size(size)) for name, size in found["files"].items()]
-    return [
-        ("Handlers", part, [*map(_part, found["parts"].items())]),
-        ("Details", ("OF", "DETAIL", "VALUE"), [*_details(found)]),
-        ("Config", ("CONFIG", "VALUE"), [*flat(found["config"])]),
-        ("Environment", ("ENVIRONMENT", "VALUE"), [*flat(found["environment"])]),
-        ("Files", ("FILE", "SIZE"), files),
-    ]
 
 
 @contextmanager
@@ -195,99 +222,3 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _lines(found: dict[str, Any]) -> list[str]:
-    where = "inside" if found["inside_epoch"] else "before"
-    samples = [f"{count:,} samples consumed" for count in found["samples"] if count and found["inside_epoch"]]
-    parent = f", after {found['parent']}" if found["parent"] else ""
-    lines = [
-        found["path"],
-        f"step {found['step']}, " + ", ".join([f"{where} epoch {found['epoch']}", *samples]),
-        f"run {found['run_id']}, attempt {found['attempt']}, {found['created']}{parent}",
-        f"{len(found['tensors'])} tensors, {output.size(found['size_bytes'])} in {len(found['files'])} files",
-    ]
-    if found["ranks"]:
-        own = sorted({part for rank in found["ranks"] for part in rank["parts"]})
-        each = f"; each has its own {', '.join(own)}" if own else ""
-        lines.append(f"saved by {1 + len(found['ranks'])} ranks{each}")
-    if found["learning_rates"]:
-        lines.append("learning rate " + ", ".join(map(value_in_words, found["learning_rates"])))
-    if found["metrics"]:
-        lines.append(output.metrics(found["metrics"]))
-    if found["validation"] is not None and found["validation"]["passed"]:
-        lines.append("validation passed")
-    if found["against"] is not None:
-        lines.append(f"{found['against']}: no run goes on from it by itself")
-    return lines
-
-
-def _part(item: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
-    name, part = item
-    return (
-        name,
-        part["handler"],
-        part["type"],
-        str(part["tensors"]),
-        output.size(part["size_bytes"]),
-        ", ".join(part["dtypes"]),
-    )
-
-
-def _details(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield what there is to say of each part, of tied weights, generators, loaders and choices."""
-    for name, part in found["parts"].items():
-        yield from ((name, detail, value) for detail, value in _of_part(part))
-    for group in found["tied"]:
-        yield group[0].partition("/")[0], "tied", shortened(" = ".join(group))
-    for where in dict.fromkeys(generator["where"] for generator in found["generators"]):
-        kinds = [generator["kind"] for generator in found["generators"] if generator["where"] == where]
-        yield where, "generators", ", ".join(kinds)
-    for index, loader in enumerate(found["position"]["loaders"]):
-        yield f"loader {index}", "position", _loader(loader)
-    for choice, value in found["choices"].items():
-        if value:
-            yield "choices", choice, value_in_words(value)
-
-
-def _of_part(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for detail in ("frozen", "evaluating"):
-        if part.get(detail):
-            yield detail, _names([inner or "(itself)" for inner in part[detail]])
-    for detail in ("attributes", "values"):
-        if part.get(detail):
-            yield detail, _values(part[detail])
-    if part.get("gradients"):
-        yield "gradients", f"of {part['gradients']} parameters, inside a step"
-    for index, group in enumerate(part.get("groups", [])):
-        count = len(group["parameters"])
-        yield f"group {index}", f"{count} parameter{'s' * (count != 1)}, {_values(group['options'])}"
-
-
-def _loader(loader: Mapping[str, Any]) -> str:
-    words = [f"{loader[unit]:,} {unit}" for unit in ("samples", "batches", "workers") if loader[unit]]
-    words = words or ["at the beginning of a pass"]
-    return ", ".join([loader["name"], *words] if loader["name"] else words)
-
-
-def _values(value: Any) -> str:
-    if not isinstance(value, dict):
-        return value_in_words(value)
-    # What is switched off or private says little, and there is much of it in optimizers and schedulers.
-    telling = {
-        key: item
-        for key, item in value.items()
-        if item is not None and item is not False and not key.startswith("_")
-    }
-    order = sorted(telling, key=lambda key: key not in _FIRST)
-    return shortened(", ".join(f"{key} {value_in_words(telling[key])}" for key in order))
-
-
-def _names(names: Sequence[str]) -> str:
-    return shortened(f"{len(names)}: {', '.join(names)}")
-
-
-def _tensor(row: dict[str, Any]) -> tuple[str, ...]:
-    shape = "x".join(str(length) for length in row["shape"]) or "scalar"
-    size, aliases = output.size(row["size_bytes"]), ", ".join(row["aliases"])
-    return (printable(row["path"]), row["dtype"], shape, size, row["file"], printable(aliases))

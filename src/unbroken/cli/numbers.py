@@ -10,9 +10,11 @@ from typing import Any
 from unbroken.cli import output
 from unbroken.cli.values import printable
 from unbroken.inspection.detect import CheckpointReader
-from unbroken.inspection.statistics import statistics
+from unbroken.inspection.statistics import statistics, with_histogram
 
 _HEADER = ("TENSOR", "LEAST", "LARGEST", "MEAN", "ZEROS", "DENORMALS", "NAN", "INF")
+# A page with a histogram of each of very many tensors is too large for browsers.
+_MOST_HISTOGRAMS, _LARGEST_ONES = 2_000, 200
 _COUNTED = ("zeros", "denormals", "nans", "infinities")
 
 
@@ -21,6 +23,17 @@ def add(reader: CheckpointReader, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         found = statistics(reader, row["path"])
         row["numbers"] = None if found is None else asdict(found)
+
+
+def add_with_histograms(reader: CheckpointReader, rows: Sequence[dict[str, Any]]) -> None:
+    """Do the same, and add `histogram`: to all rows, or of very many to those of the largest tensors."""
+    pictured = rows
+    if len(rows) > _MOST_HISTOGRAMS:
+        pictured = sorted(rows, key=lambda row: -row["size_bytes"])[:_LARGEST_ONES]
+    for row in pictured:
+        found, row["histogram"] = with_histogram(reader, row["path"])
+        row["numbers"] = None if found is None else asdict(found)
+    add(reader, [row for row in rows if "histogram" not in row])
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

@@ -30,10 +30,14 @@ def data_json(value: Any) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print `rows` in columns under `header`; an empty cell shows as "-"."""
-    lines = [header, *([cell or _BLANK for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    for line in lines:
-        data("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    # By columns, and printed at once: a checkpoint may have very many tensors.
+    columns = [_padded(column) for column in zip(*[header, *rows], strict=True)]
+    data("\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True)))
+
+
+def _padded(column: Sequence[str]) -> list[str]:
+    width = max(map(len, column))
+    return [(cell or _BLANK).ljust(width) for cell in column]
 
 
 def note(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from unbroken.cli import output
@@ -47,6 +47,16 @@ def value_in_words(value: Any) -> str:
 def shortened(text: str) -> str:
     """Return `text`, cut if it is long."""
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def joined(words: Iterable[str]) -> str:
+    """Return `words` with commas between, cut if that is long: no more are asked for than are shown."""
+    text = ""
+    for word in words:
+        text += f", {word}" if text else word
+        if len(text) > _LONGEST_VALUE:
+            break
+    return shortened(text)
 
 
 def printable(text: str) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unbroken.dashboard import words
+from unbroken.dashboard.branches import Branch, branches, is_finite
 from unbroken.dashboard.page import POLICY, STYLE
-from unbroken.dashboard.tensor_tree import is_finite, printed, tree
+from unbroken.dashboard.tensor_tree import printed, tree
+from unbroken.dashboard.treemap import treemap
 
 _OWN_STYLE = Path(__file__).with_name("checkpoint_page.css")
 _COLOURS = 11
@@ -45,13 +47,14 @@ class CheckpointPage:
 
 def checkpoint_page(found: CheckpointPage) -> str:
     """Return the page."""
+    root = branches(found.tensors)
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="referrer" content="no-referrer"><title>{printed(found.name)}</title>'
         f"<style>{STYLE.read_text()}{_OWN_STYLE.read_text()}</style></head><body>\n"
-        f"<header>{_header(found)}</header>\n<main>\n{_parts(found)}{_tensors(found)}"
+        f"<header>{_header(found)}</header>\n<main>\n{_parts(found)}{_map(root)}{_tensors(found, root)}"
         f"{''.join(map(_section, filter(lambda one: one.rows, found.sections)))}</main>\n"
         "<footer><p>Made by <code>unbroken inspect</code>.</p></footer>\n</body></html>\n"
     )
@@ -113,14 +116,28 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<table class="stacks"><thead><tr>{head}</tr></thead><tbody>\n{lines}</tbody></table>'
 
 
-def _tensors(found: CheckpointPage) -> str:
+def _map(root: Branch) -> str:
+    picture = treemap(root)
+    return f'<section id="sizes"><h2>Sizes</h2>{picture}</section>\n' if picture else ""
+
+
+def _tensors(found: CheckpointPage, root: Branch) -> str:
     bad = [row["path"] for row in found.tensors if not is_finite(row)]
     alarm = ""
     if bad:
         many = f"{words.several(len(bad), 'tensor')} with NaN or infinite numbers"
         alarm = f'<p role="alert" class="bad"><strong>{many}</strong>, {printed(bad[0])} for one</p>'
     head = f"<h2>Tensors <small>{words.count(len(found.tensors))}</small></h2>"
-    return f'<section id="tensors">{head}{alarm}{tree(found.tensors)}</section>\n'
+    return f'<section id="tensors">{head}{alarm}{_of_histograms(found)}{tree(root)}</section>\n'
+
+
+def _of_histograms(found: CheckpointPage) -> str:
+    """Return which tensors have a histogram, where not all do."""
+    drawn = sum("histogram" in row for row in found.tensors)
+    if drawn in (0, len(found.tensors)):
+        return ""
+    largest = f"the {words.count(drawn)} largest of {words.count(len(found.tensors))} tensors"
+    return f'<p class="quiet">Histograms are of {largest} only.</p>'
 
 
 def _section(section: Section) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from unbroken.inspection.conversion_target import Target, UnreadTensor
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
 from unbroken.interchange.crc32c import crc32c, masked
+from unbroken.interchange.marks import INDEX
 from unbroken.interchange.protobuf import encoded_varint
 from unbroken.interchange.table_writer import encoded_table
-from unbroken.interchange.tf_bundle import INDEX
 from unbroken.interchange.tf_dtypes import TF_NUMBERS
 from unbroken.interchange.tf_graph import GRAPH
 from unbroken.storage.base import Buffer

@@ -21,19 +21,21 @@ _WITHOUT_VALUES = frozenset({"torch.tensor", "numpy.array", "process.rng", "gene
 _LIBRARIES = ("random.", "numpy.", "torch.", "keras.", "tensorflow.")
 
 
-def part_contents(name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return what is known of a part: always its class, its handler and its tensors, and then by its kind.
+def parts(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return what is known of each part: always its class, its handler and its tensors, then by its kind.
 
     Modules have `frozen`, `evaluating`, `attributes` and `gradients`, optimizers `groups` and `states`,
     others `values`.
     """
-    entry = manifest.parts[name]
-    # Tied tensors count in each part that they are reached from.
-    mine = [
-        tensor
-        for path, tensor in manifest.tensors.items()
-        if any(at.partition("/")[0] == name for at in (path, *tensor.aliases))
-    ]
+    members: dict[str, list[TensorEntry]] = {}
+    for path, tensor in manifest.tensors.items():
+        # Tied tensors count in each part that they are reached from.
+        for name in {at.partition("/")[0]: None for at in (path, *tensor.aliases)}:
+            members.setdefault(name, []).append(tensor)
+    return {name: _part(entry, members.get(name, [])) for name, entry in manifest.parts.items()}
+
+
+def _part(entry: PartEntry, mine: list[TensorEntry]) -> dict[str, Any]:
     return {
         "type": entry.type,
         "handler": entry.handler,
@@ -137,11 +139,11 @@ def _process_kinds(state: Mapping[str, Any]) -> list[str]:
 
 def _held(state: Mapping[str, Any], where: str) -> list[dict[str, str]]:
     """Return the generators in a state: each is kept with its kind."""
-    if state.keys() == {"kind", "state"} and str(state["kind"]).startswith(_LIBRARIES):
+    if len(state) == 2 and state.keys() == {"kind", "state"} and str(state["kind"]).startswith(_LIBRARIES):
         return [{"where": where, "kind": str(state["kind"])}]
     found = []
     for key, inner in state.items():
-        if isinstance(inner, dict) and not key.startswith("$"):
+        if isinstance(inner, dict) and "$tensor" not in inner and not key.startswith("$"):
             found += _held(inner, f"{where}.{key}")
     return found
 

@@ -9,6 +9,7 @@ from unbroken.errors import UsageError
 from unbroken.inspection.formats.base import CheckpointReader, RegularFile, StoredTensor, damaged
 from unbroken.inspection.locate import Located, is_checkpoint, locate_checkpoint
 from unbroken.inspection.pointers import NUMBERED, STEP, numbered, pointed_to, pointer_in
+from unbroken.interchange.marks import is_legacy, is_table, is_zip, may_be_of_bundle
 from unbroken.storage.failures import translated
 
 __all__ = ["CheckpointReader", "StoredTensor", "is_foreign", "open_checkpoint", "open_located"]
@@ -110,9 +111,6 @@ def _open_directory(path: Path) -> CheckpointReader | None:
 
 
 def _open_file(path: Path) -> CheckpointReader:
-    # Loaded here: our own checkpoints need none of it.
-    from unbroken.inspection.formats import flax_msgpack, safetensors, tables, torch_legacy, zips
-
     file = RegularFile(path)
     first = bytes(file.read(0, min(_SNIFFED_BYTES, file.size_bytes)))
     if not first:
@@ -121,16 +119,30 @@ def _open_file(path: Path) -> CheckpointReader:
         from unbroken.inspection.formats.keras import KerasFile
 
         return KerasFile(path)
-    if tables.is_older_checkpoint(file):
-        return tables.TensorFlowTable(path)
-    if first.startswith(zips.MAGIC) or zips.ends_like_one(file):
+    if is_table(file):
+        from unbroken.inspection.formats import tables
+
+        if tables.is_older_checkpoint(file):
+            return tables.TensorFlowTable(path)
+    if is_zip(first, file):
         return _open_zip(path)
-    if torch_legacy.is_legacy(first):
-        return torch_legacy.TorchLegacy(path)
+    if is_legacy(first):
+        from unbroken.inspection.formats.torch_legacy import TorchLegacy
+
+        return TorchLegacy(path)
+    return _open_text(path, file, first)
+
+
+def _open_text(path: Path, file: RegularFile, first: bytes) -> CheckpointReader:
+    """Return a reader of a file that begins with names: of safetensors, of their index, or of Flax."""
+    from unbroken.inspection.formats import safetensors
+
     if safetensors.is_safetensors(first):
         return safetensors.SafetensorsFile(path)
     if first.lstrip().startswith(b"{") and safetensors.is_index(file):
         return safetensors.ShardedSafetensors(path)
+    from unbroken.inspection.formats import flax_msgpack
+
     if flax_msgpack.is_flax(first):
         return flax_msgpack.FlaxMsgpack(path)
     raise UsageError(f"{path}: expected {_KNOWN}, found something else", hint="give a checkpoint")
@@ -209,6 +221,9 @@ def is_orbax(directory: Path) -> bool:
 
 def is_tensorflow(path: Path) -> bool:
     """Tell whether `path` means a checkpoint of TensorFlow: its prefix, one of its files or a directory."""
+    if path.is_file() and not may_be_of_bundle(path.name):
+        return False
+    # Loaded here: most files have other names.
     from unbroken.interchange.tf_place import find_bundle
 
     return find_bundle(path) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unbroken.inspection import roles
-from unbroken.inspection.formats.base import CheckpointReader
+from unbroken.inspection.formats.base import CheckpointReader, StoredTensor
 
 # Tensors that stand at the top, beside nothing that would name a part.
 ROOT = "(top)"
@@ -13,6 +13,7 @@ ROOT = "(top)"
 
 def describe(reader: CheckpointReader) -> dict[str, Any]:
     """Return all that the headers of a checkpoint say; no tensor is read."""
+    names = reader.facts.get("names", {})
     return {
         "path": str(reader.path),
         "format": reader.format,
@@ -40,7 +41,7 @@ def describe(reader: CheckpointReader) -> dict[str, Any]:
                 "size_bytes": entry.size_bytes,
                 "where": entry.where,
                 "aliases": list(entry.aliases),
-                "name": reader.facts.get("names", {}).get(path),
+                "name": names.get(path),
             }
             for path, entry in reader.tensors.items()
         ],
@@ -58,11 +59,22 @@ def part_of(path: str) -> str:
 
 
 def _parts(reader: CheckpointReader) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    members: dict[str, list[StoredTensor]] = {}
     for path, entry in reader.tensors.items():
-        for place in dict.fromkeys(part_of(at) for at in (path, *entry.aliases)):
-            part = found.setdefault(place, {"tensors": 0, "size_bytes": 0, "dtypes": {}})
-            part["tensors"] += 1
-            part["size_bytes"] += entry.size_bytes
-            part["dtypes"][entry.dtype] = part["dtypes"].get(entry.dtype, 0) + entry.size_bytes
+        for place in {part_of(at): None for at in (path, *entry.aliases)}:
+            members.setdefault(place, []).append(entry)
+    return {
+        place: {
+            "tensors": len(entries),
+            "size_bytes": sum(entry.size_bytes for entry in entries),
+            "dtypes": _dtypes(entries),
+        }
+        for place, entries in members.items()
+    }
+
+
+def _dtypes(entries: list[StoredTensor]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in entries:
+        found[entry.dtype] = found.get(entry.dtype, 0) + entry.size_bytes
     return found

@@ -93,8 +93,10 @@ def wrappers(paths: Iterable[str]) -> dict[str, int]:
     """Return how many tensors have a name with each of the prefixes that wrappers put before it."""
     found: Counter[str] = Counter()
     for path in paths:
-        components = path.rpartition("/")[2].split(".")
-        found.update(f"{wrapper}." for wrapper in WRAPPERS if wrapper in components)
+        # Looked for in the whole first: most names have none.
+        for wrapper in WRAPPERS:
+            if wrapper in path and wrapper in path.rpartition("/")[2].split("."):
+                found[f"{wrapper}."] += 1
     return dict(found)
 
 
@@ -109,9 +111,14 @@ def _mappings(
     # The state of one class may hold that of another.
     items = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     for key, item in items:
-        if isinstance(item, dict | list):
+        if isinstance(item, dict | list) and not _is_reference(item):
             inner = f"{where}/{key}" if where else str(key)
             yield from _mappings(item, inner, depth=depth + 1, deepest=deepest)
+
+
+def _is_reference(value: Any) -> bool:
+    """Tell whether a value stands for a tensor and nothing else: there are very many."""
+    return len(value) == 1 and "$tensor" in value
 
 
 def _is_optimizer(value: Mapping[str, Any]) -> bool:

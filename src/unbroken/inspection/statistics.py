@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unbroken.inspection.closeness import READERS, Numbers, pieces
 from unbroken.inspection.formats.base import CheckpointReader
 
+_BINS = 32
 # Below this a number has fewer digits than its kind could hold.
 _LEAST_NORMAL = {"F64": 2.0**-1022, "F32": 2.0**-126, "BF16": 2.0**-126, "F16": 2.0**-14}
 
@@ -35,11 +38,55 @@ def statistics(reader: CheckpointReader, path: str) -> Statistics | None:
     Raises DamagedError, StorageError.
     """
     dtype = reader.tensors[path].dtype
-    read = READERS.get(dtype)
-    if read is None:
+    return _statistics(dtype, reader.read(path)) if dtype in READERS else None
+
+
+def with_histogram(reader: CheckpointReader, path: str) -> tuple[Statistics | None, tuple[int, ...] | None]:
+    """Return the same, and how many numbers there are in each of 32 bins from the least to the largest.
+
+    Bins are equally wide, and of what is finite; there are none if that is all the same number. The tensor is
+    read once. Raises DamagedError, StorageError.
+    """
+    dtype = reader.tensors[path].dtype
+    if dtype not in READERS:
+        return None, None
+    data = reader.read(path)
+    found = _statistics(dtype, data)
+    return found, _histogram(dtype, data, found)
+
+
+def _histogram(dtype: str, data: memoryview, found: Statistics) -> tuple[int, ...] | None:
+    least, largest = found.least, found.largest
+    if least is None or largest is None or least == largest:
         return None
-    least = _LEAST_NORMAL.get(dtype, 0.0)
-    found = [_of_piece(read(piece), least) for piece in pieces(dtype, reader.read(path))]
+    counts: Counter[int] = Counter()
+    has_others = bool(found.nans or found.infinities)
+    for piece in pieces(dtype, data):
+        numbers = READERS[dtype](piece)
+        counts.update(_bins(filter(math.isfinite, numbers) if has_others else numbers, least, largest))
+    # The largest number itself belongs to the last bin.
+    counts[_BINS - 1] += counts[_BINS]
+    return tuple(counts[index] for index in range(_BINS))
+
+
+def _bins(
+    numbers: Iterable[float] | Iterable[int], least: float | int, largest: float | int
+) -> Iterator[int]:
+    """Return the number of the bin of each, and the one after the last of the largest."""
+    if isinstance(least, int) and isinstance(largest, int):
+        whole = largest - least
+        return ((number - least) * _BINS // whole for number in numbers)  # type: ignore[misc]
+    span = largest - least
+    if math.isinf(span):
+        # Of numbers so far apart, the halves are not.
+        half, span = least / 2, largest / 2 - least / 2
+        return (int((number / 2 - half) / span * _BINS) for number in numbers)
+    return (int((number - least) / span * _BINS) for number in numbers)
+
+
+def _statistics(dtype: str, data: memoryview) -> Statistics:
+    read, least = READERS[dtype], _LEAST_NORMAL.get(dtype, 0.0)
+    found = [_of_piece(read(piece), least) for piece in pieces(dtype, data)]
     count = sum(one.count for one in found)
     totals = [one.total for one in found]
     mean = math.fsum(totals) / count if count and all(map(math.isfinite, totals)) else None

@@ -24,9 +24,11 @@ def summarize(located: Located) -> dict[str, Any]:
     Raises DamagedError, FormatVersionError.
     """
     manifest = read_manifest(located.storage, located.tree)
+    # Of the tensors, which are many, nothing is in a row.
+    row = facts(msgspec.to_builtins(msgspec.structs.replace(manifest, tensors={})))
     return {
         "path": str(located.directory),
-        **facts(msgspec.to_builtins(manifest)),
+        **row,
         "against": _against(located, manifest),
         "attempt": manifest.attempt,
         "parent": manifest.parent,
@@ -37,7 +39,7 @@ def summarize(located: Located) -> dict[str, Any]:
         "environment": readable(manifest.environment),
         "choices": readable(manifest.choices),
         "ranks": [_rank(entry) for entry in manifest.ranks],
-        "parts": {name: contents.part_contents(name, manifest) for name in manifest.parts},
+        "parts": contents.parts(manifest),
         "tied": contents.tied(manifest),
         "generators": contents.generators(manifest),
         "files": {name: shard.size_bytes for name, shard in manifest.shards.items()},

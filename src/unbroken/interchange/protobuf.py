@@ -12,10 +12,14 @@ Field: TypeAlias = tuple[int, "int | memoryview"]
 
 _LONGEST_VARINT_BYTES = 10
 _FIXED = {1: 8, 5: 4}
+_LARGEST = (1 << 64) - 1
 
 
 def varint(data: memoryview, position: int, where: str) -> tuple[int, int]:
     """Return the number at `position` and where it ends. Raises DamagedError if it does not end."""
+    # Most numbers are small.
+    if position < len(data) and data[position] < 0x80:
+        return data[position], position + 1
     value = shift = 0
     for end in range(position, min(len(data), position + _LONGEST_VARINT_BYTES)):
         value |= (data[end] & 0x7F) << shift
@@ -41,19 +45,22 @@ def encoded_varint(value: int) -> bytes:
 
 def fields(message: memoryview, where: str) -> Iterator[Field]:
     """Yield the fields of a message in their order. Raises DamagedError if it cannot be one."""
-    position = 0
-    while position < len(message):
-        tag, position = varint(message, position, where)
+    position, end = 0, len(message)
+    while position < end:
+        # Most tags, numbers and lengths are of one byte: these are not called for.
+        tag, position = message[position], position + 1
+        if tag > 0x7F:
+            tag, position = varint(message, position - 1, where)
         kind = tag & 7
         if kind == 0:
             value, position = varint(message, position, where)
-            yield tag >> 3, value & (1 << 64) - 1
+            yield tag >> 3, value & _LARGEST
             continue
         if kind == 2:
             length, position = varint(message, position, where)
         else:
             length = _FIXED.get(kind, -1)
-        if length < 0 or position + length > len(message):
+        if length < 0 or position + length > end:
             raise damaged(
                 where, "a field within its message", f"kind {kind} of {length} bytes at byte {position}"
             )

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from unbroken.interchange.crc32c import crc32c, masked
 from unbroken.interchange.files import RegularFile, damaged
+from unbroken.interchange.marks import TABLE_FOOTER_BYTES, is_table
 from unbroken.interchange.protobuf import encoded_varint, varint
 from unbroken.interchange.snappy import unpacked
 
-MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
-FOOTER_BYTES = 48
 HANDLES_BYTES = 40
 TRAILER_BYTES = 5
 _PLAIN, _SNAPPY = 0, 1
@@ -18,13 +17,6 @@ _LARGEST_BLOCK_BYTES = 1 << 30
 # Each key repeats the beginning of the one before it: a small file could hold very long ones.
 _LONGEST_KEY_BYTES = 1 << 14
 _MOST_KEY_BYTES = 1 << 27
-
-
-def is_table(file: RegularFile) -> bool:
-    """Tell whether a file ends as a table does."""
-    if file.size_bytes < FOOTER_BYTES:
-        return False
-    return bytes(file.read(file.size_bytes - len(MAGIC), len(MAGIC))) == MAGIC
 
 
 class Table:
@@ -36,7 +28,7 @@ class Table:
         self._key_bytes = 0
         if not is_table(file):
             raise damaged(self._where, "a table", "a file that does not end like one: it was cut short")
-        footer = memoryview(file.read(file.size_bytes - FOOTER_BYTES, FOOTER_BYTES))
+        footer = memoryview(file.read(file.size_bytes - TABLE_FOOTER_BYTES, TABLE_FOOTER_BYTES))
         self._handles = self._read_footer(footer)
 
     def entries(self) -> Iterator[tuple[bytes, memoryview]]:
@@ -60,7 +52,7 @@ class Table:
 
     def _check_places(self, end: int, meta_end: int, index_end: int) -> None:
         (meta, _), (index, _) = self._handles
-        expected = (end, meta_end + TRAILER_BYTES, self._file.size_bytes - FOOTER_BYTES)
+        expected = (end, meta_end + TRAILER_BYTES, self._file.size_bytes - TABLE_FOOTER_BYTES)
         if (meta, index, index_end + TRAILER_BYTES) != expected:
             raise damaged(self._where, "blocks that fill the file", "bytes that are nobody's")
 

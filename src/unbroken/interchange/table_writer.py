@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from unbroken.interchange.crc32c import crc32c, masked
+from unbroken.interchange.marks import TABLE_MAGIC
 from unbroken.interchange.protobuf import encoded_varint
-from unbroken.interchange.table import MAGIC, encoded_handles
+from unbroken.interchange.table import encoded_handles
 
 # As many keys apart are those that are written in full.
 _RESTART_EVERY = 16
@@ -25,7 +26,7 @@ def encoded_table(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     yield _closed(meta)
     index, start = _block(handles, 1), written + len(_closed(meta))
     yield _closed(index)
-    yield encoded_handles(written, len(meta), start, len(index)) + MAGIC
+    yield encoded_handles(written, len(meta), start, len(index)) + TABLE_MAGIC
 
 
 def _blocks(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

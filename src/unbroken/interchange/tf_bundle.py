@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError, StorageError, UsageError
 from unbroken.interchange import tf_payloads
 from unbroken.interchange.files import RegularFile, damaged, unreadable
+from unbroken.interchange.marks import INDEX
 from unbroken.interchange.table import Table
 from unbroken.interchange.tf_dtypes import widened
 from unbroken.interchange.tf_entries import (
@@ -23,7 +24,6 @@ from unbroken.interchange.tf_entries import (
 )
 from unbroken.interchange.tf_slices import check_tiling, put_together
 
-INDEX = ".index"
 _PIECE = b"\0"
 
 
@@ -47,11 +47,13 @@ class TfBundle:
         self.problems: list[Finding] = []
         self._pieces: dict[bytes, BundleEntry] = {}
         self._names: dict[str, bytes] = {}
+        self._shard_names: dict[int, str] = {}
         self.header = self._read_index()
         self.shards = self._open_shards()
         self._places = self._take_places()
         for key, entry in self.entries.items():
-            self._check_pieces(key, entry)
+            if entry.slices:
+                self._check_pieces(key, entry)
 
     @property
     def files(self) -> dict[str, int]:
@@ -177,8 +179,6 @@ class TfBundle:
                 problem = f"expected a piece {expected[0]} {expected[1]} at {extents}, found another or none"
                 self.problems.append(Finding(file=self.index.path.name, problem=f"tensor {key}: {problem}"))
                 return
-        if not entry.slices:
-            return
         try:
             check_tiling(entry, f"tensor {key}")
         except (DamagedError, StorageError) as error:
@@ -204,7 +204,11 @@ class TfBundle:
         return file
 
     def _shard_name(self, shard: int) -> str:
-        return f"{self.prefix.name}.data-{shard:05d}-of-{self.header.shards:05d}"
+        name = self._shard_names.get(shard)
+        if name is None:
+            name = f"{self.prefix.name}.data-{shard:05d}-of-{self.header.shards:05d}"
+            self._shard_names[shard] = name
+        return name
 
 
 def index_of(prefix: Path) -> Path:

@@ -58,21 +58,26 @@ _OTHERS = {7: "string", 20: "resource", 21: "variant"}
 _STAND_INS = frozenset({15, 16, 27, 29, 30, 31, 32})
 _SIGNED_BITS = {"int4": 4, "int2": 2}
 
+_ELEMENTS = {
+    number: ElementType(name=name, dtype=dtype, item_bytes=item_bytes)
+    for number, (name, dtype, item_bytes) in _NUMBERS.items()
+}
+_STAND_IN_NAMES = frozenset(_NUMBERS[number][0] for number in _STAND_INS)
 TF_NUMBERS = {dtype: number for number, (_, dtype, _) in _NUMBERS.items() if number not in _STAND_INS}
 
 
 def element_type(number: int) -> ElementType:
     """Return the type of a number in a file; one that is not known here has no size."""
-    if number in _NUMBERS:
-        name, dtype, item_bytes = _NUMBERS[number]
-        return ElementType(name=name, dtype=dtype, item_bytes=item_bytes)
+    known = _ELEMENTS.get(number)
+    if known is not None:
+        return known
     name = _OTHERS.get(number, f"type {number}")
     return ElementType(name=name, dtype=name, item_bytes=None)
 
 
 def is_stand_in(kind: ElementType) -> bool:
     """Tell whether elements are read as integers because safetensors has no name for what they are."""
-    return kind.is_number and kind.name in {_NUMBERS[number][0] for number in _STAND_INS}
+    return kind.is_number and kind.name in _STAND_IN_NAMES
 
 
 def widened(data: bytearray, kind: ElementType) -> bytearray:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
-from unbroken.errors import FormatVersionError
+from unbroken.errors import DamagedError, FormatVersionError
 from unbroken.interchange.files import damaged, printable
 from unbroken.interchange.protobuf import content, fields, number, signed
 from unbroken.interchange.tf_dtypes import ElementType, element_type
@@ -17,6 +19,7 @@ Extent: TypeAlias = tuple[int, int | None]
 _NEWEST_VERSION = 1
 _MOST_SHARDS = 99_999
 _MOST_DIMENSIONS = 254
+_SHORT_BYTES = 64
 _LARGEST_TENSOR_BYTES = 1 << 50
 # In keys of pieces, what else would end a name.
 _ESCAPED = {0: b"\0\xff", 255: b"\xff\0"}
@@ -30,8 +33,8 @@ class BundleHeader:
     is_big_endian: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleEntry:
+# A named tuple: there is one for every tensor, and a frozen dataclass takes three times as long.
+class BundleEntry(NamedTuple):
     """A tensor: `stored_bytes` from `offset` of file number `shard`, or pieces that are entries of their own.
 
     `size_bytes` is that of all its elements, and 0 for what has no fixed size.
@@ -89,8 +92,9 @@ def parse_entry(value: memoryview, where: str) -> BundleEntry:
         elif tag == 7:
             slices.append(parse_slice(content(item, where), where))
     element = element_type(numbers[1])
-    size_bytes = math.prod(shape) * (element.item_bytes or 0)
-    if size_bytes > _LARGEST_TENSOR_BYTES or math.prod(shape) > _LARGEST_TENSOR_BYTES:
+    elements = math.prod(shape)
+    size_bytes = elements * (element.item_bytes or 0)
+    if size_bytes > _LARGEST_TENSOR_BYTES or elements > _LARGEST_TENSOR_BYTES:
         raise damaged(where, "a tensor that a machine can hold", f"{element.name} {shape}")
     if element.is_number and not slices and size_bytes != numbers[5]:
         raise damaged(where, f"{size_bytes} bytes for {element.name} {shape}", f"{numbers[5]}")
@@ -110,12 +114,26 @@ def parse_entry(value: memoryview, where: str) -> BundleEntry:
 
 def parse_shape(value: memoryview, where: str) -> tuple[int, ...]:
     """Return the lengths of dimensions. Raises DamagedError if one is not known."""
+    if len(value) <= _SHORT_BYTES:
+        return _short_shape(bytes(value)) or _parsed_shape(value, where)
+    return _parsed_shape(value, where)
+
+
+# Of many tensors most have the shape of another one.
+@lru_cache(maxsize=1024)
+def _short_shape(value: bytes) -> tuple[int, ...] | None:
+    with suppress(DamagedError):
+        return _parsed_shape(memoryview(value), "")
+    return None
+
+
+def _parsed_shape(value: memoryview, where: str) -> tuple[int, ...]:
     lengths = []
     for tag, item in fields(value, where):
         if tag == 2:
             size = dict(fields(content(item, where), where)).get(1, 0)
             lengths.append(signed(number(size, where)))
-    if len(lengths) > _MOST_DIMENSIONS or any(length < 0 for length in lengths):
+    if len(lengths) > _MOST_DIMENSIONS or min(lengths, default=0) < 0:
         raise damaged(where, "lengths of dimensions", f"{lengths[:10]}")
     return tuple(lengths)
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from unbroken.errors import CheckpointError, StorageError, UsageError
 from unbroken.interchange.files import RegularFile
-from unbroken.interchange.table import Table, is_table
-from unbroken.interchange.tf_bundle import INDEX, TfBundle, index_of
+from unbroken.interchange.marks import INDEX, POINTER, is_table, prefix_of
+from unbroken.interchange.table import Table
+from unbroken.interchange.tf_bundle import TfBundle, index_of
 from unbroken.storage.failures import translated
 
-POINTER = "checkpoint"
 SAVED_MODEL = "saved_model.pb"
 VARIABLES = "variables"
-_DATA = re.compile(r"(.+)\.data-[0-9]{5}-of-[0-9]{5}", re.DOTALL)
 _TEMPORARY = re.compile(r".+_temp(?:-[0-9a-f]+)?|.+\.tempstate[0-9]+", re.DOTALL)
 _LARGEST_POINTER_BYTES = 1 << 24
 _NAMED = re.compile(
@@ -53,7 +52,7 @@ def find_bundle(path: Path) -> Place | None:
         return Place(prefix=path) if path.name and _is_index(index_of(path)) else None
     if path.name.endswith(INDEX) and path.name != INDEX and _is_index(path):
         return Place(prefix=path.with_name(path.name.removesuffix(INDEX)))
-    named = _prefix_of(path.name)
+    named = prefix_of(path.name)
     if named is not None:
         return Place(prefix=path.with_name(named))
     return _in_directory(path.parent) if path.name == POINTER and _pointed(path) else None
@@ -90,7 +89,7 @@ def _left_over(names: list[str]) -> list[str]:
     return [
         name
         for name in names
-        if _TEMPORARY.fullmatch(name) or ((prefix := _prefix_of(name)) and prefix + INDEX not in names)
+        if _TEMPORARY.fullmatch(name) or ((prefix := prefix_of(name)) and prefix + INDEX not in names)
     ]
 
 
@@ -185,13 +184,7 @@ def _is_index(path: Path) -> bool:
 def _has_data(index: Path) -> bool:
     prefix = index.name.removesuffix(INDEX)
     with translated("list", str(index.parent)):
-        return any(_prefix_of(name) == prefix for name in os.listdir(index.parent))
-
-
-def _prefix_of(name: str) -> str | None:
-    """Return the name of the bundle that a file is the data of, None if it is of none by its name."""
-    found = _DATA.fullmatch(name)
-    return found[1] if found else None
+        return any(prefix_of(name) == prefix for name in os.listdir(index.parent))
 
 
 def is_index_file(file: RegularFile) -> bool:

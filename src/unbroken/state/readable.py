@@ -39,7 +39,11 @@ def readable(encoded: Any) -> Any:
         return [readable(item) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
-    tag = next((key for key in encoded if key.startswith("$")), None)
+    tag = None
+    for key in encoded:
+        if key.startswith("$"):
+            tag = key
+            break
     if tag in _READERS:
         try:
             return _READERS[tag](encoded[tag])

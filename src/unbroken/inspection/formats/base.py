@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.interchange.files import (
     HINT,
     PIECE_BYTES,
@@ -127,11 +127,13 @@ class SingleFileReader(CheckpointReader):
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int | None:
     """Return the size of a tensor, or None if no tensor is like that."""
-    if dtype not in DTYPE_BITS or len(shape) > _MOST_DIMENSIONS:
+    bits = DTYPE_BITS.get(dtype)
+    if bits is None or len(shape) > _MOST_DIMENSIONS:
         return None
-    if not all(type(length) is int and 0 <= length < _LARGEST_TENSOR_BYTES for length in shape):
-        return None
-    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    for length in shape:
+        if type(length) is not int or not 0 <= length < _LARGEST_TENSOR_BYTES:
+            return None
+        bits *= length
     return None if bits % 8 or bits // 8 > _LARGEST_TENSOR_BYTES else bits // 8
 
 
@@ -148,7 +150,10 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return how many elements of its storage a view spans, from its first to its last."""
     if 0 in shape:
         return 0
-    return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    count = 1
+    for length, stride in zip(shape, strides, strict=True):
+        count += (length - 1) * stride
+    return count
 
 
 def is_in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError, UsageError
 from unbroken.inspection.detect import DCP_METADATA as METADATA
 from unbroken.inspection.detect import DCP_RANK, open_checkpoint

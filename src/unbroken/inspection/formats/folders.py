@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError, UsageError
 from unbroken.inspection.detect import is_dcp, is_zero, open_checkpoint, single_files
 from unbroken.inspection.formats.base import CheckpointReader, RegularFile, damaged

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import CheckpointReader, damaged, row_major
 from unbroken.inspection.formats.elements import read_view, stored
@@ -17,6 +18,7 @@ from unbroken.inspection.formats.zips import DOUBLED, ZipEntries
 _SUFFIX = ".npy"
 _MAGIC = b"\x93NUMPY"
 _LARGEST_HEADER_BYTES = 1 << 16
+_FIRST_BYTES = 128
 _DESCR = re.compile(r"'descr': *'([<>|=])([a-zA-Z]\d+)'")
 _ORDER = re.compile(r"'fortran_order': *(True|False)")
 _SHAPE = re.compile(r"'shape': *\(([\d, ]*)\)")
@@ -64,17 +66,20 @@ class Npz(CheckpointReader):
 
     def _enter(self, entry: str) -> None:
         size = self._zip.entries[entry].file_size
-        first = bytes(self._zip.read_range(entry, 0, min(size, 12)))
+        # Nearly all headers are of this size.
+        first = bytes(self._zip.read_range(entry, 0, min(size, _FIRST_BYTES)))
         if len(first) < 12 or not first.startswith(_MAGIC):
             raise damaged(entry, "an array of NumPy", "something else")
         start, form = (10, "<H") if first[6] == 1 else (12, "<I")
         (length,) = struct.unpack(form, first[8:start])
         if length > min(_LARGEST_HEADER_BYTES, size - start):
             raise damaged(entry, f"a header of at most {_LARGEST_HEADER_BYTES} bytes", f"{length}")
-        header = bytes(self._zip.read_range(entry, start, length)).decode("latin-1")
+        header = first[start : start + length]
+        if len(header) < length:
+            header = bytes(self._zip.read_range(entry, start, length))
         name, view = entry.removesuffix(_SUFFIX), _view(entry, header)
         if view is None:
-            self.notes.append(f"{entry}: an array that is no tensor, {' '.join(header.split())[:60]}")
+            self.notes.append(f"{entry}: an array that is no tensor, {_in_words(header)}")
             return
         if start + length + view.size_bytes != size:
             raise damaged(entry, f"{start + length + view.size_bytes} bytes", f"{size}")
@@ -82,7 +87,23 @@ class Npz(CheckpointReader):
         self.tensors[name] = stored(view, entry, [])
 
 
-def _view(entry: str, header: str) -> View | None:
+def _view(entry: str, header: bytes) -> View | None:
+    described = _described(header)
+    if described is None:
+        return None
+    dtype, lengths, strides, is_big_endian = described
+    return make_view(Storage(key=entry, dtype=dtype), 0, lengths, strides, big_endian=is_big_endian)
+
+
+def _in_words(header: bytes) -> str:
+    return " ".join(header.decode("latin-1").split())[:60]
+
+
+# Of many arrays most have the same: reading one takes longer than all the rest of its entry.
+@lru_cache(maxsize=256)
+def _described(data: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], bool] | None:
+    """Return the dtype, lengths and strides that a header tells, and whether it is of big-endian numbers."""
+    header = data.decode("latin-1")
     found = [pattern.search(header) for pattern in (_DESCR, _ORDER, _SHAPE)]
     if None in found:
         return None
@@ -93,5 +114,4 @@ def _view(entry: str, header: str) -> View | None:
         return None
     lengths = tuple(map(int, words))
     strides = row_major(lengths[::-1])[::-1] if order[1] == "True" else row_major(lengths)
-    storage = Storage(key=entry, dtype=dtype)
-    return make_view(storage, 0, lengths, strides, big_endian=descr[1] == ">")
+    return dtype, lengths, strides, descr[1] == ">"

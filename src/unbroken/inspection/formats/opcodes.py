@@ -92,35 +92,37 @@ class Machine:
 
     def _run(self) -> Any:
         data, ways, stack, memo = self._bytes, _WAYS, self.stack, self._memo
-        for _ in range(self._most_opcodes):
-            position = self.position
-            code = data[position]
-            # Half of all opcodes are of the memo, and most others small numbers: these are not called for.
-            # What a number lacks at the end of the file is missed by the next opcode.
-            if code == _PUT:
-                memo[data[position + 1]] = stack[-1]
-                self.position = position + 2
-            elif code == _LONG_PUT:
-                memo[int.from_bytes(data[position + 1 : position + 5], "little")] = stack[-1]
-                self.position = position + 5
-            elif code == _GET:
-                stack.append(memo[data[position + 1]])
-                self.position = position + 2
-            elif code == _NUMBER:
-                stack.append(data[position + 1])
-                self.position = position + 2
-            elif code == _MEMOIZE:
-                memo[len(memo)] = stack[-1]
-                self.position = position + 1
-            elif code == _STOP:
-                self.position = position + 1
-                return stack.pop()
-            else:
-                self.position = position + 1
-                way = ways.get(code)
-                if way is None:
-                    raise ValueError(f"opcode {code}")
-                way(self)
+        four_bytes, position = _U32.unpack_from, self.position
+        try:
+            for _ in range(self._most_opcodes):
+                code = data[position]
+                # Most opcodes are of the memo, or small numbers: these are not called for. What a number
+                # lacks at the end of the file is missed by the next opcode.
+                if code == _LONG_PUT:
+                    memo[four_bytes(data, position + 1)[0]] = stack[-1]
+                    position += 5
+                elif code == _GET:
+                    stack.append(memo[data[position + 1]])
+                    position += 2
+                elif code == _NUMBER:
+                    stack.append(data[position + 1])
+                    position += 2
+                elif code == _TUPLE_OF_ONE:
+                    stack[-1] = (stack[-1],)
+                    position += 1
+                elif code == _PUT:
+                    memo[data[position + 1]] = stack[-1]
+                    position += 2
+                else:
+                    self.position = position + 1
+                    if code == _STOP:
+                        return stack.pop()
+                    ways.get(code, _no_way)(self)
+                    position = self.position
+        except _BROKEN:
+            # What is done here has not told how far it came.
+            self.position = max(self.position, position)
+            raise
         raise ValueError(f"more than {self._most_opcodes} opcodes")
 
     # Arguments that follow an opcode.
@@ -149,6 +151,15 @@ class Machine:
     def _text(self, size: int) -> str:
         return str(self._take(size), "utf-8", "surrogatepass")
 
+    def _unicode(self) -> None:
+        # The names of tensors and storages: not by way of the others, which takes twice as long.
+        start = self.position + _U32.size
+        (size,) = _U32.unpack_from(self._data, self.position)
+        self.position = start + size
+        if self.position > len(self._data):
+            raise ValueError("it ends in the middle")
+        self.stack.append(str(self._data[start : self.position], "utf-8", "surrogatepass"))
+
     def _integer(self, size: int) -> int | str:
         data = self._take(size)
         if size > _LONGEST_INTEGER_BYTES:
@@ -172,21 +183,6 @@ class Machine:
             raise ValueError("an empty stack")
         del self.stack[-count:]
         return found
-
-    def _pop(self) -> None:
-        self.stack.pop()
-
-    def _pop_mark(self) -> None:
-        self._since_mark()
-
-    def _duplicate(self) -> None:
-        self.stack.append(self.stack[-1])
-
-    def _tuple(self) -> None:
-        self.stack.append(tuple(self._since_mark()))
-
-    def _list(self) -> None:
-        self.stack.append(self._since_mark())
 
     def _dict(self) -> None:
         self.stack.append(Pairs(_paired(self._since_mark())))
@@ -251,8 +247,8 @@ class Machine:
             self.stack.append(Object(_UNNAMED, (function, arguments)))
 
     def _reduce(self) -> None:
-        function, arguments = self._last(2)
-        self._call(function, arguments)
+        arguments = self.stack.pop()
+        self._call(self.stack.pop(), arguments)
 
     def _new_with_names(self) -> None:
         kind, arguments, names = self._last(3)
@@ -277,8 +273,7 @@ class Machine:
         self.stack.append(Persistent(self._line()))
 
     def _persistent(self) -> None:
-        (identity,) = self._last(1)
-        self.stack.append(Persistent(identity))
+        self.stack[-1] = Persistent(self.stack[-1])
 
     def _extension(self, number: int) -> None:
         self.stack.append(self._name("copyreg", f"extension {number}"))
@@ -319,11 +314,15 @@ def _quoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
+def _no_way(machine: Machine) -> None:
+    raise ValueError(f"opcode {machine._bytes[machine.position - 1]}")
+
+
 def _skip(machine: Machine, size: int) -> None:
     machine._take(size)
 
 
-_PUT, _LONG_PUT, _GET, _NUMBER, _MEMOIZE = b"qrhK\x94"
+_PUT, _LONG_PUT, _GET, _NUMBER, _TUPLE_OF_ONE = b"qrhK\x85"
 _STOP = ord(".")
 _UNNAMED = "(a call of a value)"
 _U16, _U32, _U64 = (struct.Struct(form) for form in ("<H", "<I", "<Q"))
@@ -333,9 +332,9 @@ _WAYS: dict[int, Callable[[Machine], None]] = {
     ord("\x80"): lambda m: _skip(m, 1),
     ord("\x95"): lambda m: _skip(m, 8),
     ord("("): lambda m: m.stack.append(_MARK),
-    ord("0"): Machine._pop,
-    ord("1"): Machine._pop_mark,
-    ord("2"): Machine._duplicate,
+    ord("0"): lambda m: m.stack.pop(),
+    ord("1"): lambda m: m._since_mark().clear(),
+    ord("2"): lambda m: m.stack.append(m.stack[-1]),
     ord("N"): lambda m: m.stack.append(None),
     ord("\x88"): lambda m: m.stack.append(True),
     ord("\x89"): lambda m: m.stack.append(False),
@@ -350,7 +349,7 @@ _WAYS: dict[int, Callable[[Machine], None]] = {
     ord("\x8b"): lambda m: m.stack.append(m._integer(m._number(_I32))),
     ord("S"): lambda m: m.stack.append(_quoted(m._line("latin-1"))),
     ord("V"): lambda m: m.stack.append(m._line("raw-unicode-escape")),
-    ord("X"): lambda m: m.stack.append(m._text(m._number(_U32))),
+    ord("X"): Machine._unicode,
     ord("\x8c"): lambda m: m.stack.append(m._text(m._byte())),
     ord("\x8d"): lambda m: m.stack.append(m._text(m._number(_U64))),
     # Byte strings stay where they are: an array may be as large as the file.
@@ -364,9 +363,9 @@ _WAYS: dict[int, Callable[[Machine], None]] = {
     ord("\x85"): lambda m: m.stack.append(m._last(1)),
     ord("\x86"): lambda m: m.stack.append(m._last(2)),
     ord("\x87"): lambda m: m.stack.append(m._last(3)),
-    ord("t"): Machine._tuple,
+    ord("t"): lambda m: m.stack.append(tuple(m._since_mark())),
     ord("]"): lambda m: m.stack.append([]),
-    ord("l"): Machine._list,
+    ord("l"): lambda m: m.stack.append(m._since_mark()),
     ord("a"): Machine._append,
     ord("e"): Machine._appends,
     ord("}"): lambda m: m.stack.append(Pairs()),

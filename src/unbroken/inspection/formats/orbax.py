@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError, StorageError, UsageError
 from unbroken.inspection.detect import ORBAX_CHECKPOINT, ORBAX_MANIFEST, ORBAX_TEMPORARY, ORBAX_TREE
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor, damaged, encodable

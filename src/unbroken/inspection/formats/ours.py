@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from unbroken.checkpoint.digest import digest
+from unbroken.checkpoint.finding import Finding
 from unbroken.checkpoint.manifest import Manifest
 from unbroken.checkpoint.reader import check_shard, read_manifest, shards
-from unbroken.checkpoint.verify import Finding, verify_checkpoint
+from unbroken.checkpoint.verify import verify_checkpoint
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor, damaged
 from unbroken.inspection.listing import facts
 from unbroken.inspection.locate import Located
@@ -78,7 +79,7 @@ class OurCheckpoint(CheckpointReader):
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
     """Return what a checkpoint says of itself and of training, but for what names this very one."""
-    found = facts(msgspec.to_builtins(manifest))
+    found = facts(msgspec.to_builtins(msgspec.structs.replace(manifest, tensors={})))
     return {
         "step": found["step"],
         "position": _plain(readable(msgspec.to_builtins(manifest.position))),

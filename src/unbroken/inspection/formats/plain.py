@@ -56,12 +56,15 @@ class Reading:
 
     def value(self, node: Any, path: str = "", depth: int = 0) -> Any:
         """Return `node` as plain data; a tensor in it becomes a reference to its path."""
-        if is_small_number(node):
+        if not isinstance(node, Object) and is_small_number(node):
             return node
         if depth > _DEEPEST or len(path) > _LONGEST_PATH:
             return self._too_deep()
         if not self.affords(node):
             return self.too_many()
+        # Most nodes are these: tensors.
+        if isinstance(node, Object):
+            return self.object(node, path, depth)
         if isinstance(node, int | str):
             return encodable(node) if isinstance(node, str) else node
         if isinstance(node, list | tuple):
@@ -70,8 +73,6 @@ class Reading:
             return self.byte_string(node, path)
         if isinstance(node, Pairs):
             return self.mapping(node.pairs, path, depth)
-        if isinstance(node, Object):
-            return self.object(node, path, depth)
         if isinstance(node, Persistent):
             return self._outside(node, path, depth)
         return encodable(node.kind) if isinstance(node, Global) else "(a mark)"
@@ -163,14 +164,16 @@ class Reading:
     def affords(self, node: Any) -> bool:
         """Tell whether there may be more of what repeats; what is met for the first time always may."""
         size = 1
-        if isinstance(node, str):
+        if isinstance(node, Object):
+            size += len(node.pairs) + len(node.items)
+        elif isinstance(node, str):
             size = len(node) // _CHARACTERS_A_VALUE
         elif isinstance(node, int):
             size = node.bit_length() // (3 * _CHARACTERS_A_VALUE)
         elif isinstance(node, list | tuple):
             size += len(node)
-        elif isinstance(node, Pairs | Object):
-            size += len(node.pairs) + (len(node.items) if isinstance(node, Object) else 0)
+        elif isinstance(node, Pairs):
+            size += len(node.pairs)
         if size and id(node) in self._seen:
             self._left -= size
             return self._left >= 0

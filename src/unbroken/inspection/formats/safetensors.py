@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import (
     CheckpointReader,
@@ -73,14 +73,15 @@ class SafetensorsFile(SingleFileReader):
             metadata = entries.pop("__metadata__", None)
             if metadata is not None:
                 self.facts["metadata"] = _clean(metadata)
+            file = self.path.name
             for name, entry in entries.items():
-                self._enter_tensor(name, entry["dtype"], entry["shape"], entry["data_offsets"])
+                self._enter_tensor(file, name, entry["dtype"], entry["shape"], entry["data_offsets"])
         except _BROKEN as error:
             raise damaged(
                 str(self.path), "a safetensors header", f"{type(error).__name__}: {error}"
             ) from error
 
-    def _enter_tensor(self, name: str, dtype: Any, shape: list[Any], offsets: list[Any]) -> None:
+    def _enter_tensor(self, file: str, name: str, dtype: Any, shape: list[Any], offsets: list[Any]) -> None:
         begin, end = offsets
         size = tensor_bytes(str(dtype), shape)
         if size is None:
@@ -91,9 +92,7 @@ class SafetensorsFile(SingleFileReader):
         if path in self.tensors:
             raise ValueError(f"{path} stands there twice")
         self._places[path] = (begin, end)
-        self.tensors[path] = StoredTensor(
-            dtype=dtype, shape=tuple(shape), size_bytes=size, where=self.path.name
-        )
+        self.tensors[path] = StoredTensor(dtype=dtype, shape=tuple(shape), size_bytes=size, where=file)
 
 
 class ShardedSafetensors(CheckpointReader):
@@ -180,7 +179,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tiling(name: str, places: dict[str, tuple[int, int]], data_bytes: int) -> list[Finding]:
     """Return where the tensors overlap, leave gaps, or do not fill the file."""
     problems, end = [], 0
-    for path, (begin, finish) in sorted(places.items(), key=lambda item: (item[1], item[0])):
+    for begin, finish, path in sorted((begin, finish, path) for path, (begin, finish) in places.items()):
         if begin != end:
             words = (
                 "overlaps the one before it" if begin < end else f"{begin - end} bytes before it are nobody's"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import CheckpointError, DamagedError
 from unbroken.inspection.formats.base import RegularFile, SingleFileReader, StoredTensor, damaged, unreadable
+from unbroken.interchange.marks import is_table
 from unbroken.interchange.protobuf import content, fields, number, text
-from unbroken.interchange.table import Table, is_table
+from unbroken.interchange.table import Table
 from unbroken.interchange.tf_dtypes import element_type
 from unbroken.interchange.tf_entries import parse_shape
 from unbroken.interchange.tf_place import is_older

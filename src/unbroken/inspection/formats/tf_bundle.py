@@ -6,15 +6,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.inspection.formats.base import CheckpointReader, StoredTensor, damaged
 from unbroken.inspection.formats.tf_contents import named_optimizers, optimizers, values_in
 from unbroken.interchange.crc32c import is_fast
+from unbroken.interchange.marks import POINTER
 from unbroken.interchange.tf_bundle import TfBundle
 from unbroken.interchange.tf_dtypes import is_stand_in
 from unbroken.interchange.tf_entries import BundleEntry
 from unbroken.interchange.tf_graph import GRAPH, ObjectGraph, graph_of, is_private, plain_path
-from unbroken.interchange.tf_place import POINTER, find_bundle
+from unbroken.interchange.tf_place import find_bundle
 
 _ITERATOR_STATE = "ITERATOR_STATE"
 _MOST_NOTES = 100

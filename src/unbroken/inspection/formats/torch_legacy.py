@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import DTYPE_BITS, SingleFileReader, damaged, encodable
 from unbroken.inspection.formats.constructors import read_values, unusual
@@ -15,17 +15,10 @@ from unbroken.inspection.formats.elements import needed_bytes, read_view, stored
 from unbroken.inspection.formats.opcodes import Machine, Pairs
 from unbroken.inspection.formats.views import Storage, View, torch_storage
 
-# A pickle of the number that every such file begins with.
-_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")
 _COUNT = struct.Struct("<q")
 _LARGEST_PICKLE_BYTES = 1 << 30
 # Most pickles are small beside the elements; more is read only if it turns out to be needed.
 _FIRST_BYTES = 16 << 20
-
-
-def is_legacy(first: bytes) -> bool:
-    """Tell whether a file that begins with `first` is of this format."""
-    return first[:1] == b"\x80" and first[2 : 2 + len(_MAGIC)] == _MAGIC
 
 
 class TorchLegacy(SingleFileReader):

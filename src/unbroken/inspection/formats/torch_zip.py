@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.inspection.formats.base import (
     DTYPE_BITS,
     CheckpointReader,
@@ -111,9 +111,9 @@ class TorchZip(CheckpointReader):
         if self._zip.doubled:
             yield Finding(file=self.path.name, problem=DOUBLED)
         for path, view in self._views.items():
-            entry = self._entry(view)
             if view.storage.data is not None:
                 continue
+            entry = self.tensors[path].where
             if entry not in sizes:
                 yield Finding(file=entry, problem=f"tensor {path}: this entry is missing")
             elif sizes[entry] < needed_bytes(view):

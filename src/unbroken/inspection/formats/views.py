@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from unbroken.inspection.formats.base import DTYPE_BITS, encodable, tensor_bytes
 from unbroken.inspection.formats.opcodes import Global, Object
@@ -67,6 +66,7 @@ NUMPY_DTYPES = {
     "c16": "C128",
 }
 
+_SEQUENCES, _KEYS = (tuple, list), (str, int)
 _CODES = {
     "BOOL": "?",
     "I8": "b",
@@ -83,8 +83,8 @@ _CODES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+# Named tuples: there is one of each for every tensor, and frozen dataclasses take three times as long.
+class Storage(NamedTuple):
     """Elements in a row: the bytes of entry `key` outside the pickle, or `data` inside it."""
 
     key: str
@@ -92,8 +92,7 @@ class Storage:
     data: memoryview | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """A tensor: the elements of `storage` that it shows. Offset and strides count elements.
 
     `big_endian` is None where the file says it for all of them.
@@ -150,7 +149,7 @@ def torch_storage(identity: Any) -> Storage | None:
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         return None
     kind, key = identity[1], identity[2]
-    if not isinstance(kind, Global) or not isinstance(key, str | int):
+    if not isinstance(kind, Global) or not isinstance(key, _KEYS):
         return None
     dtype = _STORAGES.get(kind.name)
     return Storage(key=encodable(str(key)), dtype=dtype) if dtype else None
@@ -173,9 +172,12 @@ def integers(values: Any) -> tuple[int, ...] | None:
     """Return a tuple of whole numbers that are not negative, None for anything else."""
     if isinstance(values, Object) and values.kind == "torch.Size" and values.arguments:
         values = values.arguments[0]
-    if not isinstance(values, tuple | list) or len(values) > 64:
+    if not isinstance(values, _SEQUENCES) or len(values) > 64:
         return None
-    return tuple(values) if all(type(value) is int and value >= 0 for value in values) else None
+    for value in values:
+        if type(value) is not int or value < 0:
+            return None
+    return tuple(values)
 
 
 def numpy_dtype(node: Any) -> tuple[str, bool] | None:

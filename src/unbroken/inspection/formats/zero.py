@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.inspection.detect import ZERO_RANK
 from unbroken.inspection.formats.base import (
     DTYPE_BITS,

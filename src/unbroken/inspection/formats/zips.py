@@ -8,16 +8,16 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from unbroken.checkpoint.verify import Finding
+from unbroken.checkpoint.finding import Finding
 from unbroken.errors import DamagedError
 from unbroken.inspection.formats.base import PIECE_BYTES, RegularFile, damaged, unreadable
 from unbroken.inspection.formats.slices import FileSlice
 from unbroken.storage.base import Buffer
 
-MAGIC = b"PK\x03\x04"
+_MAGIC = b"PK\x03\x04"
 # The flag of entries whose name is UTF-8.
 _UTF_8 = 0x800
-_END, _END_BYTES = b"PK\x05\x06", 22
+_END = b"PK\x05\x06"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _MOST_ENTRIES = 1_000_000
 # The end of the directory with the longest comment, and what stands before it in large files.
@@ -45,11 +45,6 @@ _BROKEN = (
 )
 
 
-def ends_like_one(file: RegularFile) -> bool:
-    """Tell whether a file has the end of a zip file, though its beginning may be damaged."""
-    return file.size_bytes >= _END_BYTES and file.read(file.size_bytes - _END_BYTES, 4) == _END
-
-
 class ZipEntries:
     """The entries of the zip file at `path`, or in a range `file` of it.
 
@@ -75,6 +70,7 @@ class ZipEntries:
         self.doubled = len(found) != len(self.entries)
         # Writers may leave them out, and then all of them.
         self.has_checksums = any(entry.CRC for entry in found if entry.file_size)
+        self._starts: dict[str, int] = {}
         self._work_bytes = 0
         self._kept: tuple[str, bytearray] | None = None
 
@@ -185,13 +181,18 @@ class ZipEntries:
             raise damaged(self.at(name), f"at most {largest} bytes", f"{entry.file_size}")
 
     def _start_of(self, name: str) -> int:
+        found = self._starts.get(name)
+        if found is None:
+            found = self._starts[name] = self._read_start(name)
+        return found
+
+    def _read_start(self, name: str) -> int:
         entry = self.entries[name]
-        local = bytes(self.file.read(entry.header_offset, _LOCAL.size))
-        fields = _LOCAL.unpack(local)
+        fields = _LOCAL.unpack(self.file.read(entry.header_offset, _LOCAL.size))
         start = entry.header_offset + _LOCAL.size
-        stored = bytes(self.file.read(start, fields[9]))
+        stored = self.file.read(start, fields[9])
         given = entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF_8 else "cp437", "replace")
-        if fields[0] != MAGIC or stored != given:
+        if fields[0] != _MAGIC or stored != given:
             raise damaged(self.at(name), "its own header", "another one")
         return int(start + fields[9] + fields[10])
 
