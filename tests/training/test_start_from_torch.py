@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, TensorDataset
 
 import unbroken
 
+from .rolled_back import events
 from .torch_starts import (
     BUILDS,
     INPUTS,
@@ -343,3 +345,22 @@ def test_a_part_that_begins_anew_leaves_its_state_in_the_file(tmp_path: Path) ->
         assert run.started_from.fresh == ("scheduler",)
         assert run.step_count == 4
     assert parts["scheduler"].last_epoch == 0
+
+
+def test_a_run_that_began_elsewhere_goes_back_to_where_it_began(tmp_path: Path) -> None:
+    source, parts = saved(tmp_path / "old.pt", sgd, global_step=4), sgd()
+    rows = torch.linspace(-1, 1, 96).reshape(24, 4)
+    rows[7] = float("nan")
+    loader = DataLoader(TensorDataset(rows), batch_size=6)
+    with begin(tmp_path, source, parts, health=unbroken.Health()) as run:
+        for _ in run.epochs(1):
+            for (batch,) in run.batches(loader):
+                parts["optimizer"].zero_grad()
+                loss = parts["model"](batch).square().mean()
+                loss.backward()
+                parts["optimizer"].step()
+                run.step(loss=loss)
+    # It was at step 4 then, and leaves one batch of four out.
+    (back,) = events(tmp_path / "run", "rolled-back")
+    assert (back["step"], back["in_process"]) == (4, True)
+    assert run.step_count == 4 + 3

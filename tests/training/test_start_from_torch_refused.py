@@ -116,6 +116,40 @@ def test_names_that_a_file_has_for_parameters_are_compared(tmp_path: Path) -> No
         pass
 
 
+def twins(names: list[str], prefix: str = "") -> Parts:
+    """Two layers of one shape, whose optimizer has a group for each, in the order of `names`."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    found = dict(net.named_parameters())
+    groups = [{"params": [(f"{prefix}{name}", found[name])]} for name in names]
+    return {"model": net, "optimizer": torch.optim.Adam(groups, lr=0.05)}
+
+
+@pytest.mark.parametrize("prefix", ["", "net.", "module.of.net."])
+def test_names_are_compared_over_all_groups_and_whatever_stands_before_them(
+    prefix: str, tmp_path: Path
+) -> None:
+    names = ["0.weight", "2.weight"]
+    source = twins(names, prefix)
+    for item in source["model"].parameters():
+        item.grad = torch.ones_like(item)
+    source["optimizer"].step()
+    torch.save(states(source), tmp_path / "old.pt")
+    found = refused(tmp_path, tmp_path / "old.pt", twins(names[::-1]))
+    assert "model.2.weight: in its place in group 0 the checkpoint has 0.weight" in found
+    with begin(tmp_path, tmp_path / "old.pt", twins(names)) as run:
+        assert run.step_count == 1
+
+
+def test_moments_of_another_dtype_are_refused(tmp_path: Path) -> None:
+    content = states(trained(adam))
+    for entries in content["optimizer"]["state"].values():
+        entries["exp_avg"] = entries["exp_avg"].half()
+    torch.save(content, tmp_path / "old.pt")
+    found = refused(tmp_path, tmp_path / "old.pt", adam())
+    assert "exp_avg is of F16 in the checkpoint, here of F32" in found
+
+
 @pytest.mark.parametrize(
     ("schedule", "line"),
     [

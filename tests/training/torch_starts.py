@@ -11,7 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 
 import unbroken
 from unbroken.checkpoint.store import CheckpointStore
@@ -69,7 +76,13 @@ def sequence() -> Parts:
     )
 
 
-BUILDS = {build.__name__: build for build in (sgd, plain_sgd, adam, stepped, one_cycle, sequence)}
+def chain() -> Parts:
+    return grouped(
+        lambda optimizer: ChainedScheduler([StepLR(optimizer, 2, gamma=0.5), MultiStepLR(optimizer, [3, 7])])
+    )
+
+
+BUILDS = {build.__name__: build for build in (sgd, plain_sgd, adam, stepped, one_cycle, sequence, chain)}
 
 
 def train(parts: Parts, count: int, each: Callable[[], object] = lambda: None) -> None:

@@ -56,12 +56,16 @@ def assign(
     Raises UsageError where several may be meant.
     """
     found: dict[str, Entry] = {}
-    for entry in entries:
-        for name in dict.fromkeys((new_name(entry.name), _bare(entry.name))):
+    renamed = [entry for entry in entries if new_name(entry.name) != entry.name]
+    for entry in (*renamed, *(entry for entry in entries if entry not in renamed)):
+        names = (new_name(entry.name),) if entry in renamed else (entry.name, _bare(entry.name))
+        for name in dict.fromkeys(names):
             if name in wanted and wanted[name] == entry.kind:
-                if name in found:
+                # What the user names is meant, whatever else is called so.
+                is_named = name in found and found[name] in renamed and entry not in renamed
+                if name in found and not is_named:
                     raise _several(name, [found[name], entry])
-                found[name] = entry
+                found.setdefault(name, entry)
                 break
     left = [entry for entry in entries if entry not in found.values()]
     for kind in dict.fromkeys(wanted.values()):
@@ -144,6 +148,10 @@ def _kind(value: Mapping[str, Any]) -> Kind | None:
     if value.keys() >= _SCALER:
         return "scaler"
     if type(value.get("last_epoch")) is int and not _SCHEDULER.isdisjoint(value):
+        return "scheduler"
+    # A chain of them counts nothing itself.
+    chained = value.get("_schedulers")
+    if isinstance(chained, list) and chained and all(isinstance(one, dict) for one in chained):
         return "scheduler"
     return "model" if _is_model(value) else None
 

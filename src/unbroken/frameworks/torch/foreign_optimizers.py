@@ -10,6 +10,7 @@ import torch
 from unbroken.frameworks.torch.foreign_values import UnlikeError, like
 from unbroken.frameworks.torch.moments import kept, moments_of, refusal
 from unbroken.frameworks.torch.param_groups import FLAVOURS, NOT_OPTIONS, OF_SCHEDULERS, group_name
+from unbroken.frameworks.torch.tensors import TorchTensor
 from unbroken.frameworks.torch.wrappers import WRAPPED_AS
 from unbroken.state.handlers import Difference
 from unbroken.state.tensors import TensorSource
@@ -84,24 +85,36 @@ def _names(
                 text = f"parameter {str(number)[:40]!r} of the checkpoint, expected a number of its own"
                 differences.append(Difference("other", group_name(index), text))
             names[str(number)] = name
-        differences += _other_names(index, mine["params"], saved.get("param_names"))
-    return names, differences
+    return names, [*differences, *_other_names(live, groups)]
 
 
-def _other_names(index: int, mine: Sequence[str], said: Any) -> list[Difference]:
+def _other_names(live: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """Return where a file that has names of parameters, too, has another one in a place."""
-    if not isinstance(said, list) or len(said) != len(mine):
+    said: list[Any] = [saved.get("param_names") for saved in groups]
+    counts = [len(group["params"]) for group in live]
+    if [len(of) if isinstance(of, list) else -1 for of in said] != counts:
         return []
-    theirs = [_without_wrappers(str(name)) for name in said]
-    # With what goes before them: of other names nothing is known.
-    short = [name.partition(".")[2] for name in mine]
-    if set(theirs) != set(short):
-        return []
+    mine = [(group_name(index), name) for index, group in enumerate(live) for name in group["params"]]
+    short = [name.partition(".")[2] for _, name in mine]
+    theirs = _alike([_without_wrappers(str(name)) for of in said for name in of], short)
     return [
-        Difference("other", name, f"in its place in {group_name(index)} the checkpoint has {there}")
-        for name, here, there in zip(mine, short, theirs, strict=True)
+        Difference("other", name, f"in its place in {where} the checkpoint has {there}")
+        for (where, name), here, there in zip(mine, short, theirs, strict=True)
         if here != there
     ]
+
+
+def _alike(theirs: list[str], mine: list[str]) -> list[str]:
+    """Return names without what all of them begin with, if they are then those of `mine` in some order.
+
+    Else of their order nothing is known, and `mine` are returned.
+    """
+    while set(theirs) != set(mine):
+        heads = {name.partition(".")[0] for name in theirs}
+        if len(heads) != 1 or not all("." in name for name in theirs):
+            return mine
+        theirs = [name.partition(".")[2] for name in theirs]
+    return theirs
 
 
 def _without_wrappers(name: str) -> str:
@@ -194,6 +207,15 @@ def _other_kinds(name: str, expected: Mapping[str, Any], saved: Mapping[str, Any
             found = "no tensor" if theirs is None else f"a tensor of {theirs} dimensions"
             wanted = "no tensor" if mine is None else f"a tensor of {mine} dimensions"
             yield Difference("other", name, f"{key} is {found} in the checkpoint, here {wanted}")
+        elif mine is not None and theirs is not None and key != _STEP:
+            # An optimizer that takes over another dtype as it is fails in its next step, or rounds otherwise.
+            wanted, found = TorchTensor(expected[key]).dtype, _dtype(item)
+            if wanted != found:
+                yield Difference("other", name, f"{key} is of {found} in the checkpoint, here of {wanted}")
+
+
+def _dtype(item: TensorSource | torch.Tensor) -> str:
+    return item.dtype if isinstance(item, TensorSource) else TorchTensor(item).dtype
 
 
 def _dimensions(item: Any) -> int | None:

@@ -55,9 +55,12 @@ class Recovery:
     lowering: Lowering
     # The last step that is still at the place that the run went back for, until it is past that.
     _end_of_place: int | None = None
+    # The step that this attempt began at: one that began from another library's state is not at 0.
+    _begins_at: int = 0
 
     def begin(self) -> None:
         """Do what the roll-backs of the run ask for from here on; training is about to begin."""
+        self._begins_at = self.state.step
         self._follow(read_rollbacks(self.attempt.run_directory))
 
     def close(self) -> None:
@@ -66,7 +69,7 @@ class Recovery:
 
     def wants_first(self, found: Pass) -> bool:
         """Tell whether the state before the first step is to be saved now, so that one can go back to it."""
-        is_first = not (self.state.step or found.delivered or found.is_inner)
+        is_first = not (self.state.step - self._begins_at or found.delivered or found.is_inner)
         return (
             is_first
             and self.watch.policy.rolls_back
