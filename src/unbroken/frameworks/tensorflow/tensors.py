@@ -198,7 +198,7 @@ def _refuse_unlike_copies(variable: Any) -> None:
     # Beside values of Python there is place for one value only; those who keep each copy do not ask for this.
     if not is_one_value(variable):
         raise UnsupportedStateError(
-            f"cannot keep the variable {variable.name} in here, of which each replica has a value of its own",
+            f"cannot keep the variable {variable.name} in here, whose copies are not one value",
             hint="pass it as a part of its own, by a keyword of Run, or as an attribute of a tf.Module",
         )
 
