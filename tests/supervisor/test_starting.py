@@ -201,7 +201,9 @@ def test_the_same_command_goes_on_in_the_same_run(bench: Bench) -> None:
 
 def test_a_closed_terminal_ends_the_view_and_not_the_run(bench: Bench, training: str) -> None:
     terminal, inside = pty.openpty()
-    command = ["setsid", "--ctty", *bench.command("run", "--name", "it", "--", sys.executable, training)]
+    # Whoever runs the tests may have left hang-ups ignored, as nohup does.
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty"]
+    command += bench.command("run", "--name", "it", "--", sys.executable, training)
     viewer = bench.popen(command, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
     bench.until(lambda: "training" in bench.output() and bench.state()["leader"])
