@@ -35,6 +35,15 @@ class TestFiles:
         assert sweep_temporary(tmp_path) == [f".unbroken-tmp-{dead.pid}-00"]
         assert sorted(os.listdir(tmp_path)) == [f".unbroken-tmp-{os.getpid()}-00", "mine"]
 
+    def test_a_directory_that_a_dead_process_left_is_swept_with_what_is_in_it(self, tmp_path: Path) -> None:
+        with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+            dead.wait()
+        left = tmp_path / f".unbroken-tmp-{dead.pid}-00"
+        left.mkdir()
+        (left / "lock").write_text("x")
+        assert sweep_temporary(tmp_path) == [left.name]
+        assert os.listdir(tmp_path) == []
+
     def test_a_file_where_a_directory_should_be_is_denied_with_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_text("")
         with pytest.raises(StorageDeniedError, match="f"):

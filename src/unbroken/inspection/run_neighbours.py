@@ -9,8 +9,7 @@ from unbroken.inspection.doctor import Advice
 from unbroken.inspection.listing import list_checkpoints, reason_against
 from unbroken.inspection.set_aside import list_set_aside
 from unbroken.rundir import layout
-from unbroken.rundir.processes import identify
-from unbroken.storage.base import TEMPORARY_PREFIX
+from unbroken.rundir.files import left_temporary
 from unbroken.storage.failures import translated
 
 
@@ -57,14 +56,8 @@ def _set_aside(run_directory: Path) -> Iterator[Advice]:
 
 
 def _half_written(run_directory: Path) -> Iterator[Advice]:
-    """Tell of what writers left that died: those who live are at work."""
-    left = []
     with translated("list", str(run_directory)):
-        for place in (run_directory, run_directory / layout.CHECKPOINTS):
-            for path in place.glob(f"{TEMPORARY_PREFIX}*") if place.is_dir() else ():
-                process_id = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")[0]
-                if process_id.isdecimal() and identify(int(process_id)) is None:
-                    left.append(path)
+        left = [*left_temporary(run_directory), *left_temporary(run_directory / layout.CHECKPOINTS)]
     if left:
         yield Advice(
             severity="note",

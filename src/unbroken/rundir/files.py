@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,17 +91,27 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def sweep_temporary(directory: Path) -> list[str]:
-    """Remove the files directly in `directory` that processes left which died while writing; return them.
-
-    Files of processes that live are left alone: several write to a run directory.
-    """
-    left = []
-    for path in directory.glob(f"{TEMPORARY_PREFIX}*"):
-        process_id = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")[0]
-        if process_id.isdecimal() and identify(int(process_id)) is None:
+    """Remove what `left_temporary` finds directly in `directory`; return the names."""
+    left = left_temporary(directory)
+    for path in left:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
-            left.append(path.name)
-    return left
+    return [path.name for path in left]
+
+
+def left_temporary(directory: Path) -> list[Path]:
+    """Return what processes left directly in `directory` which died while writing; none if it is not there.
+
+    What is of processes that live is left out: several write to a run directory.
+    """
+    return [
+        path
+        for path in directory.glob(f"{TEMPORARY_PREFIX}*")
+        if (process_id := path.name.removeprefix(TEMPORARY_PREFIX).partition("-")[0]).isdecimal()
+        and identify(int(process_id)) is None
+    ]
 
 
 def _temporary(path: Path) -> Path:
