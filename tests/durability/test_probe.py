@@ -14,7 +14,8 @@ import pytest
 
 from unbroken.errors import StorageDeniedError, StorageError
 from unbroken.inspection.place import advise_on_place, in_words
-from unbroken.storage.probe import Probe, file_system, file_system_in, probe
+from unbroken.storage.mounts import file_system, file_system_in
+from unbroken.storage.probe import Probe, probe
 
 from .disks import MEBIBYTE, FileSystem, room_for_disks
 

@@ -13,6 +13,8 @@ from unbroken.state.handlers import GRADIENTS
 # The handlers of models, and what the tensors that are weights are of there.
 _MODELS = {"torch.module": "torch", "keras.model": "host"}
 FLAGS, ATTRIBUTES = "(flags)", "(attributes)"
+# Of a state with variables of a strategy: the copies that are not all alike.
+REPLICAS = "(replicas)"
 # What stands beside the parameters, buffers and extra state of a module.
 SPECIAL = frozenset({FLAGS, ATTRIBUTES, GRADIENTS})
 _TENSOR, _LIBRARY, _PAIRS = "$tensor", "as", "$dict"

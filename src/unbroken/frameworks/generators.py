@@ -16,6 +16,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, cast
@@ -363,12 +364,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, _Step, object]]:
     elif isinstance(value, property):
         names = ["fget"]
     for name in [*names, *_slots(type(value))]:
-        try:
-            item = getattr(value, name)
-        except (AttributeError, TypeError):
-            # Not set; or a descriptor, written in C, that refuses what it stands on.
-            continue
-        yield f".{name}", _Step("attribute", name), item
+        with suppress(AttributeError, TypeError):  # not set, or refused by a descriptor written in C
+            yield f".{name}", _Step("attribute", name), getattr(value, name)
     for name, item in _class_attributes(type(value)).items():
         yield f".{name}", _Step("class", name), item
 

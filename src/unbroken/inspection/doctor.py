@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +35,11 @@ def examine(reader: CheckpointReader, *, world_size: int | None = None) -> list[
     """
     found = [*_whole(reader), *_ranks(reader, world_size), *_complete(reader)]
     found += [*_of_trainers(reader, world_size), *_names(reader)]
+    return worst_first(found)
+
+
+def worst_first(found: Iterable[Advice]) -> list[Advice]:
+    """Return advice by its severity."""
     order = ("error", "warning", "note")
     return sorted(found, key=lambda advice: order.index(advice.severity))
 

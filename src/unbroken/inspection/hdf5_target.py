@@ -58,11 +58,10 @@ class Hdf5Target(Target):
         for path, place in distinct(reader.tensors).items():
             if path not in places and place != path:
                 yield f"{path}: written as {place}, for there are others below that name"
-        beside = sum(path not in places for path in reader.tensors)
-        if not places:
+        if places:
+            yield from beside(reader, places)
+        else:
             yield "names are as in the source; load_weights of Keras takes what is of a model of Keras only"
-        elif beside:
-            yield f"{beside} tensors that are no weights of the model lie below {BESIDE}/, unseen by Keras"
 
     def write(
         self,
@@ -73,6 +72,13 @@ class Hdf5Target(Target):
     ) -> int:
         with written_hdf5(target.absolute().parent, keras_places(reader), tensors) as scratch:
             return storage.write(target.name, pieces_of(scratch))
+
+
+def beside(reader: CheckpointReader, places: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield what is to be said of the tensors that have none of the `places` of a model."""
+    count = sum(path not in places for path in reader.tensors)
+    if count:
+        yield f"{count} tensors that are no weights of the model lie below {BESIDE}/, unseen by Keras"
 
 
 @contextmanager

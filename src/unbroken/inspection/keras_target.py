@@ -16,6 +16,7 @@ from unbroken.inspection.formats.keras import ARCHIVE, OF_KERAS
 from unbroken.inspection.formats.zips import ZipEntries
 from unbroken.inspection.hdf5_target import (
     BESIDE,
+    beside,
     keras_places,
     pieces_of,
     refused_by_hdf5,
@@ -76,9 +77,7 @@ class KerasTarget(Target):
         yield f"configuration and assets are those of {self._like.path.name}, of which weights were compared"
         if not any(_is_optimizers(place) for stored in places.values() for place in stored):
             yield "the optimizer has no state in it: one that is compiled in begins anew"
-        beside = sum(path not in places for path in reader.tensors)
-        if beside:
-            yield f"{beside} tensors that are no weights of the model lie below {BESIDE}/, unseen by Keras"
+        yield from beside(reader, places)
 
     def write(
         self,

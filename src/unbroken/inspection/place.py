@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unbroken.inspection.doctor import Advice
+from unbroken.inspection.doctor import Advice, worst_first
 from unbroken.storage.probe import Probe
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -23,9 +23,7 @@ def advise_on_place(found: Probe, *, save_bytes: int, saves: int = 2) -> list[Ad
 
     `saves` is for how many of them there has to be room.
     """
-    advice = [*_promises(found), *_room(found, save_bytes, saves), *_kind(found), *_costs(found)]
-    order = ("error", "warning", "note")
-    return sorted(advice, key=lambda one: order.index(one.severity))
+    return worst_first([*_promises(found), *_room(found, save_bytes, saves), *_kind(found), *_costs(found)])
 
 
 def in_words(found: Probe) -> str:

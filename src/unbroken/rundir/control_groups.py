@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from unbroken.storage.mounts import unescaped
 
 UNIFIED = "unified"
 _PROC = Path("/proc")
 _OF_USE = {"memory", "freezer"}
 # How the list of mounts writes what would break its lines apart, such as blanks.
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def find_groups(groups: str, mounts: str) -> dict[str, ControlGroup]:
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
         for name in _controllers(kind, options.rpartition(" ")[2]) & inside.keys():
-            root, point = map(_unescaped, left.split(" ")[3:5])
+            root, point = map(unescaped, left.split(" ")[3:5])
             mount = Path(point)
             found.setdefault(name, ControlGroup(_below(mount, root, inside[name]), mount))
     return found
@@ -74,7 +74,3 @@ def _below(mount: Path, root: str, path: str) -> Path:
     # In a container the mount may show its own group as the root while the path is the host's.
     is_outside = path == root or not path.startswith(root.rstrip("/") + "/") or ".." in path.split("/")
     return mount if is_outside else mount / path[len(root) :].lstrip("/")
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

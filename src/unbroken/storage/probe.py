@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -22,11 +21,10 @@ from pathlib import Path
 
 from unbroken.storage.base import TEMPORARY_PREFIX
 from unbroken.storage.failures import translated
+from unbroken.storage.mounts import file_system
 
 _SYNCS = 5
 _SYNCED_BYTES = 4096
-_MOUNTS = Path("/proc/self/mountinfo")
-_OCTAL = re.compile(r"\\([0-7]{3})")
 # Another process, as a second run would be; what it finds is its exit code.
 _TRY_LOCK = """
 import fcntl, os, sys
@@ -85,40 +83,13 @@ def probe(directory: Path) -> Probe:
         )
 
 
-def file_system(directory: Path) -> str:
-    """Return the type of the file system that `directory` is on, "" if the kernel does not say."""
-    try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
-    return file_system_in(lines, os.path.realpath(directory))
-
-
-def file_system_in(mounts: list[str], path: str) -> str:
-    """Return the type of the file system of an absolute path by the lines of /proc/self/mountinfo.
-
-    See proc_pid_mountinfo(5). Of several mounts at one place the last one is on top.
-    """
-    best, found = -1, ""
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        fields = before.split(" ")
-        if len(fields) < 5 or not after:
-            continue
-        point = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
-        is_above = path == point or path.startswith(point.rstrip("/") + "/")
-        if is_above and len(point) >= best:
-            best, found = len(point), after.split(" ")[0]
-    return found
-
-
 @contextmanager
 def _workplace(directory: Path) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{os.getpid()}-", dir=directory))
     try:
         yield place
     finally:
-        # What a broken file system keeps is swept by the next save, as what a killed one left.
+        # What a broken file system keeps is swept by the next start, as what a killed one left.
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
+from unbroken.checkpoint.weights import REPLICAS
 from unbroken.frameworks.keras.class_names import class_differences, class_name
-from unbroken.frameworks.keras.replicas import REPLICAS, Replicas
+from unbroken.frameworks.keras.replicas import Replicas
 from unbroken.frameworks.keras.structure import (
     by_attribute,
     dotted,

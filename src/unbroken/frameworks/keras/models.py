@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from unbroken.checkpoint.weights import FLAGS
+from unbroken.checkpoint.weights import FLAGS, REPLICAS
 from unbroken.errors import StateMismatchError
 from unbroken.frameworks.keras.adapted import use_filled_statistics
 from unbroken.frameworks.keras.awaited_metrics import AwaitedMetrics
@@ -37,7 +37,7 @@ from unbroken.frameworks.keras.optimizers import (
     OptimizerState,
 )
 from unbroken.frameworks.keras.renames import renamed_structure, with_suggestions
-from unbroken.frameworks.keras.replicas import REPLICAS, Replicas, build_optimizer, kept_again
+from unbroken.frameworks.keras.replicas import Replicas, build_optimizer, kept_again
 from unbroken.frameworks.keras.slots import begin_at_weights, is_optimizer
 from unbroken.frameworks.keras.structure import Named, dotted, named_variables
 from unbroken.frameworks.keras.tensors import has_value, raw, source_of

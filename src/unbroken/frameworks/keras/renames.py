@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unbroken.checkpoint.weights import FLAGS
+from unbroken.checkpoint.weights import FLAGS, REPLICAS
 from unbroken.errors import UsageError
 from unbroken.frameworks.keras.beside import LAYERS, METRICS, OPTIMIZER, SEEDS, is_beside
 from unbroken.frameworks.keras.layer_settings import CLASS, FROZEN
 from unbroken.frameworks.keras.optimizers import GROUPS, OWN, renamed_groups, renamed_names
-from unbroken.frameworks.keras.replicas import REPLICAS
 from unbroken.frameworks.keras.structure import dotted
 from unbroken.frameworks.keras.weight_files import FILE
 from unbroken.state.handlers import Difference, Renamed

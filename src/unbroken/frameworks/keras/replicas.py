@@ -8,11 +8,10 @@ from typing import Any
 
 import keras
 
+from unbroken.checkpoint.weights import REPLICAS
 from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.keras.tensors import raw
 from unbroken.state.handlers import Difference
-
-REPLICAS = "(replicas)"
 
 
 class Replicas:

@@ -8,12 +8,11 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
+from unbroken.checkpoint.weights import REPLICAS
 from unbroken.frameworks.tensorflow.processes import this_worker
 from unbroken.rundir.tell import tell
 from unbroken.state.handlers import Difference
 
-# Under this key a state holds the copies that are not all alike.
-REPLICAS = "(replicas)"
 _SHOWN = 3
 
 

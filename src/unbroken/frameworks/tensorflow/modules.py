@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unbroken.checkpoint.weights import ATTRIBUTES, SPECIAL
+from unbroken.checkpoint.weights import ATTRIBUTES, REPLICAS, SPECIAL
 from unbroken.errors import UnsupportedStateError
 from unbroken.frameworks.tensorflow.attributes import Attributes
 from unbroken.frameworks.tensorflow.content import Content, content_of, is_open
@@ -14,8 +14,8 @@ from unbroken.frameworks.tensorflow.tables import restore_table, table_differenc
 from unbroken.frameworks.tensorflow.tensors import beside_its_copies, variable_differences
 from unbroken.state.handlers import ORDER_MODULE, Difference, TensorFacts
 
-_TABLES, _REPLICAS = "(tables)", "(replicas)"
-_SPECIAL = SPECIAL | {_TABLES, _REPLICAS}
+_TABLES = "(tables)"
+_SPECIAL = SPECIAL | {_TABLES, REPLICAS}
 
 
 class ModuleHandler:
@@ -47,7 +47,7 @@ class ModuleHandler:
         return {
             **{name: beside_its_copies(variable) for name, variable in content.variables.items()},
             **({_TABLES: tables} if tables else {}),
-            **({_REPLICAS: replicas} if replicas else {}),
+            **({REPLICAS: replicas} if replicas else {}),
             **({ATTRIBUTES: attributes} if attributes else {}),
         }
 
@@ -73,7 +73,7 @@ class ModuleHandler:
                 found += table_differences(name, table, tables[name])
         return [
             *found,
-            *self._replicas.differences(live, state.get(_REPLICAS, {})),
+            *self._replicas.differences(live, state.get(REPLICAS, {})),
             *self._attributes.differences(content, state.get(ATTRIBUTES, {})),
         ]
 
@@ -86,7 +86,7 @@ class ModuleHandler:
         for name, table in content.tables.items():
             if name in state.get(_TABLES, {}):
                 restore_table(table, state[_TABLES][name])
-        self._replicas.restore(content.variables, state.get(_REPLICAS, {}))
+        self._replicas.restore(content.variables, state.get(REPLICAS, {}))
         self._attributes.restore(content, state.get(ATTRIBUTES, {}))
 
     def renamed(self, part: str, state: Any, rename: Callable[[str], str]) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from unbroken.checkpoint.weights import REPLICAS
 from unbroken.frameworks.tensorflow.distributed import Replicas, fill, is_variable
 from unbroken.frameworks.tensorflow.tensors import beside_its_copies, variable_differences
 from unbroken.state.handlers import ORDER_VALUE, Difference, TensorFacts
 
-_VALUE, _REPLICAS = "value", "(replicas)"
+_VALUE = "value"
 
 
 class VariableHandler:
@@ -26,14 +27,14 @@ class VariableHandler:
 
     def state(self, value: Any) -> object:
         replicas = self._replicas.state({_VALUE: value})
-        return {_VALUE: beside_its_copies(value), **({_REPLICAS: replicas} if replicas else {})}
+        return {_VALUE: beside_its_copies(value), **({REPLICAS: replicas} if replicas else {})}
 
     def differences(self, value: Any, state: Any) -> list[Difference]:
         return [
             *variable_differences("", value, state[_VALUE]),
-            *self._replicas.differences({_VALUE: value}, state.get(_REPLICAS, {})),
+            *self._replicas.differences({_VALUE: value}, state.get(REPLICAS, {})),
         ]
 
     def restore(self, value: Any, state: Any) -> None:
         fill(value, state[_VALUE])
-        self._replicas.restore({_VALUE: value}, state.get(_REPLICAS, {}))
+        self._replicas.restore({_VALUE: value}, state.get(REPLICAS, {}))
