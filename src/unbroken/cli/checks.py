@@ -1,4 +1,4 @@
-"""What came of reading every byte of one checkpoint: for `unbroken inspect --verify`."""
+"""What came of reading every byte of one checkpoint: for `unbroken verify` and `inspect --verify`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def of_ours(located: Located) -> dict[str, Any]:
     found = verify_checkpoint(located.storage, located.tree)
     # Of one that is damaged the manifest may be what cannot be read.
     checksums = open_located(located).checksums if found.is_intact else None
-    return {"intact": found.is_intact, "checksums": checksums, "findings": _plain(found.findings)}
+    return {"intact": found.is_intact, "checksums": checksums, "findings": plain(found.findings)}
 
 
 def of_others(reader: CheckpointReader) -> dict[str, Any]:
     """Hold a checkpoint of another library against the checksums that its format carries."""
     findings = [*reader.problems, *reader.verify()]
     intact = False if findings else None if reader.checksums is None else True
-    return {"intact": intact, "checksums": reader.checksums, "findings": _plain(findings)}
+    return {"intact": intact, "checksums": reader.checksums, "findings": plain(findings)}
 
 
 def in_words(found: dict[str, Any]) -> str:
@@ -39,5 +39,6 @@ def in_words(found: dict[str, Any]) -> str:
     return "its layout is sound, of its values nobody can tell: the format carries no checksum"
 
 
-def _plain(findings: Iterable[Finding]) -> list[dict[str, str]]:
+def plain(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Return findings as --json has them."""
     return [{"file": one.file, "problem": one.problem} for one in findings]

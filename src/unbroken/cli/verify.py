@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from unbroken.checkpoint.verify import Verification, verify_checkpoint
-from unbroken.cli import output
+from unbroken.cli import checks, output
 from unbroken.cli.target import find_checkpoints, find_foreign
 from unbroken.cli.values import printable
 from unbroken.errors import EXIT_DAMAGED, DamagedError
@@ -55,7 +55,7 @@ def _verify_foreign(path: Path) -> list[dict[str, Any]]:
     row: dict[str, Any] = {"name": path.name, "path": str(path), "intact": False}
     try:
         reader = open_checkpoint(path)
-        findings = [*reader.problems, *reader.verify()]
+        check = checks.of_others(reader)
     except DamagedError as error:
         found = {"file": path.name, "problem": error.message.removeprefix(f"{path}: ")}
         return [{**row, "files": 0, "tensors": 0, "size_bytes": 0, "findings": [found]}]
@@ -64,13 +64,13 @@ def _verify_foreign(path: Path) -> list[dict[str, Any]]:
             **row,
             # Of several in a directory it is the last.
             **({"name": reader.path.name, "path": str(reader.path)} if reader.path.is_dir() else {}),
-            "intact": False if findings else None if reader.checksums is None else True,
+            "intact": check["intact"],
             "files": len(reader.files),
             "tensors": len(reader.tensors),
             "size_bytes": reader.size_bytes,
-            "findings": [{"file": found.file, "problem": found.problem} for found in findings],
+            "findings": check["findings"],
             "format": reader.format,
-            "checksums": reader.checksums,
+            "checksums": check["checksums"],
         }
     ]
 
@@ -99,5 +99,5 @@ def _fields(path: str, found: Verification) -> dict[str, Any]:
         "files": found.files,
         "tensors": found.tensors,
         "size_bytes": found.size_bytes,
-        "findings": [{"file": finding.file, "problem": finding.problem} for finding in found.findings],
+        "findings": checks.plain(found.findings),
     }
